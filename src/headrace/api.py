@@ -1,0 +1,474 @@
+"""What users import: PPO, Collector, evaluate_policy, check_env. An SB3 user should feel at home.
+
+    hr.PPO(policy, env, ...) --learn--> trained --save / load / predict / evaluate_policy
+    hr.Collector(env, policy) yields completed rollouts to a learner of your own
+
+Thin: turns keyword arguments into a RunConfig and calls `train` and `session`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from headrace.checkpoints.snapshot import Snapshot, find_latest, save
+from headrace.envs.actions import sender
+from headrace.envs.seeds import Purpose
+from headrace.envs.serial import SerialEnvs
+from headrace.envs.spec import EnvSource, EnvSpec
+from headrace.envs.vector_env import VectorEnv
+from headrace.errors import SchemaError, UsageError
+from headrace.evaluation.evaluate import Evaluated, evaluate
+from headrace.inference.local import LocalInference
+from headrace.inference.threads import torch_threads
+from headrace.launch.shard import ShardPlan, build_envs, build_noise
+from headrace.launch.topology import TopologyConfig
+from headrace.learning.batch import Batch, assemble, write_back
+from headrace.learning.completion import complete
+from headrace.learning.config import PpoConfig, Schedule
+from headrace.memory.ring import Taken
+from headrace.memory.spaces import shape_of
+from headrace.policies.config import PolicyConfig
+from headrace.policies.networks import as_policy
+from headrace.policies.policy import Module
+from headrace.run_config import RunConfig, decode
+from headrace.session import Result, Session, SessionConfig, open_run_dir, with_more_steps
+from headrace.telemetry.sinks import Record
+from headrace.train import Run
+from headrace.views.terminal import TerminalView
+
+Array = npt.NDArray[Any]
+_EVALUATION_ENVS = 16
+
+
+class PPO:
+    """Proximal policy optimisation over environments that headrace builds, seeds and steps."""
+
+    def __init__(
+        self,
+        policy: str | Module,
+        env: EnvSource | EnvSpec,
+        learning_rate: Schedule = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: Schedule = 0.2,
+        clip_range_vf: float | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: Schedule = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        target_kl: float | None = None,
+        *,
+        n_envs: int = 8,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[EnvSource] = (),
+        action_repeat: int = 1,
+        policy_kwargs: Mapping[str, Any] | None = None,
+        gradients: str = "auto",
+        learner_threads: int = 1,
+        topology: str = "auto",
+        workers: int | str = "auto",
+        inference: str = "auto",
+        max_lag: int = 0,
+        shards: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        options: dict[str, Any] = {
+            "learning_rate": learning_rate,
+            "n_steps": n_steps,
+            "batch_size": batch_size,
+            "n_epochs": n_epochs,
+            "gamma": gamma,
+            "gae_lambda": gae_lambda,
+            "clip_range": clip_range,
+            "clip_range_vf": clip_range_vf,
+            "normalize_advantage": normalize_advantage,
+            "ent_coef": ent_coef,
+            "vf_coef": vf_coef,
+            "max_grad_norm": max_grad_norm,
+            "target_kl": target_kl,
+            "gradients": gradients,
+            "learner_threads": learner_threads,
+        }
+        config = RunConfig(
+            env=_env_spec(env, env_kwargs, wrappers, action_repeat),
+            seed=_seed(seed),
+            policy=_policy_config(policy, policy_kwargs),
+            ppo=PpoConfig(**options),
+            topology=TopologyConfig(n_envs, topology, str(workers), inference, max_lag, shards),
+        )
+        self._run = Run(config, None if isinstance(policy, str) else copy.deepcopy(policy))
+        self.result: Result | None = None
+
+    @classmethod
+    def from_config(cls, config: RunConfig, module: Module | None = None) -> Self:
+        """A model from a whole configuration, as the command line and checkpoints have it."""
+        model = cls.__new__(cls)
+        model._run = Run(config, None if module is None else copy.deepcopy(module))
+        model.result = None
+        return model
+
+    def plan(self) -> str:
+        """What will run, and why."""
+        return plan_text(self._run)
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: Callable[[Record], bool | None] | None = None,
+        progress_bar: bool = False,
+        run_dir: str | os.PathLike[str] | None = None,
+        **session: Any,
+    ) -> Self:
+        """Train for that many more steps. With a run_dir, metrics, checkpoints, result and report are kept there.
+
+        `callback` gets every update's record and stops training by returning False. Further keywords are those of
+        SessionConfig: eval_every, n_eval_episodes, stop_reward, checkpoint_every, keep_checkpoints, tags.
+        """
+        config = with_more_steps(SessionConfig(total_timesteps, **session), self._run)
+        self.train(config, Path(run_dir) if run_dir is not None else None, progress_bar, callback)
+        return self
+
+    def train(
+        self,
+        config: SessionConfig,
+        run_dir: Path | None,
+        show: bool,
+        callback: Callable[[Record], bool | None] | None = None,
+    ) -> Result:
+        """Train up to config.total_timesteps steps in all, counted from the run's start."""
+        if run_dir is not None:
+            open_run_dir(run_dir, self._run, config)
+        view = TerminalView(self._run.config.env.name, config.total_timesteps, facts(self._run)) if show else None
+        self.result = Session(self._run, config, evaluate_run, run_dir, view, callback).train()
+        return self.result
+
+    def predict(
+        self, observation: Any, state: None = None, episode_start: None = None, deterministic: bool = False
+    ) -> tuple[Array, None]:
+        """Actions for one observation or a batch, as the environment wants them; `state` is for SB3's signature."""
+        run = self._run
+        space = run.observation_space
+        obs = np.asarray(observation)
+        is_single = obs.shape == shape_of(space)
+        if not is_single and obs.shape[1:] != shape_of(space):
+            raise SchemaError(f"predict: expected observations of shape {shape_of(space)} or [n, ...], got {obs.shape}")
+        if not np.can_cast(obs.dtype, space.dtype, "same_kind"):
+            raise SchemaError(f"predict: expected dtype {space.dtype}, got {obs.dtype}")
+        rows = np.ascontiguousarray(obs[None] if is_single else obs, space.dtype)
+        noise = None
+        if not deterministic:
+            plan = ShardPlan(run.config.env, range(len(rows)), run.config.seed)
+            noise = build_noise(plan, as_policy(run.module).noise, Purpose.EVALUATION).draw(
+                np.full(len(rows), self._predictions), 1
+            )[0]
+            self._predictions += 1
+        actions = np.empty((len(rows), *shape_of(run.action_space)), run.action_space.dtype)
+        with torch_threads(1):
+            LocalInference(run.module, space, run.action_space, run.tile).act(rows, noise, actions)
+        actions = sender(run.action_space)(actions)
+        return (actions[0] if is_single else actions), None
+
+    _predictions = 0
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything needed to go on, or to predict, into a directory."""
+        save(self._run.snapshot(), Path(path))
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        env: EnvSource | EnvSpec | None = None,
+        policy: Module | None = None,
+        weights_only: bool = False,
+        **schedules: Any,
+    ) -> Self:
+        """A model from `save`, a checkpoint or a run directory, ready to go on learning bit for bit.
+
+        With `weights_only` it is for predicting and evaluating: live episodes are not replayed, learning starts anew.
+        Functions can't be saved: pass the environment, the policy's module or a schedule again if it was one.
+        """
+        _, snapshot, _ = find_latest(Path(path))
+        return cls.from_snapshot(snapshot, env, policy, weights_only, **schedules)
+
+    @classmethod
+    def from_snapshot(
+        cls,
+        snapshot: Snapshot,
+        env: EnvSource | EnvSpec | None = None,
+        policy: Module | None = None,
+        weights_only: bool = False,
+        **schedules: Any,
+    ) -> Self:
+        """The same, from a snapshot that is already in memory."""
+        spec = None
+        if env is not None:
+            saved = snapshot.state["config"]["env"]
+            spec = env if isinstance(env, EnvSpec) else _env_spec(env, saved["kwargs"], (), saved["action_repeat"])
+        config = decode(snapshot.state["config"], spec, **schedules)
+        if policy is None and config.policy.policy not in ("MlpPolicy", "CnnPolicy", "auto"):
+            raise UsageError(
+                f"the run's policy was a module of its own ({config.policy.policy}); pass policy=... again"
+            )
+        model = cls.from_config(config, policy)
+        try:
+            if weights_only:
+                model._run.load_weights(snapshot)
+            else:
+                model._run.restore(snapshot)
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def policy(self) -> Module:
+        """The torch module that is trained."""
+        return self._run.module
+
+    @property
+    def num_timesteps(self) -> int:
+        """Real environment steps so far."""
+        return self._run.steps
+
+    @property
+    def run(self) -> Run:
+        """The parts of the run, for those who want to look."""
+        return self._run
+
+
+class Collector:
+    """Rollouts for a learner of your own: iterate, train on the batch, publish.
+
+    Each batch is completed (log-probabilities, values, bootstrap values) and is the slab's own memory: valid until the
+    next iteration. Leaving the block closes the environments.
+    """
+
+    def __init__(
+        self,
+        env: EnvSource | EnvSpec,
+        policy: Module | str,
+        n_envs: int = 8,
+        n_steps: int = 128,
+        seed: int | None = None,
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[EnvSource] = (),
+        action_repeat: int = 1,
+        topology: str = "auto",
+        workers: int | str = "auto",
+        inference: str = "auto",
+        max_lag: int = 0,
+        shards: int = 0,
+    ) -> None:
+        config = RunConfig(
+            env=_env_spec(env, env_kwargs, wrappers, action_repeat),
+            seed=_seed(seed),
+            policy=_policy_config(policy, None),
+            ppo=PpoConfig(n_steps=n_steps),
+            topology=TopologyConfig(n_envs, topology, str(workers), inference, max_lag, shards),
+        )
+        self._run = Run(config, None if isinstance(policy, str) else copy.deepcopy(policy))
+        self._is_published = True
+        self._taken: list[Taken] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        run = self._run
+        if self._taken:
+            self._give_back()
+        if not self._is_published:  # nothing new: the same weights are the next version
+            run.weights.publish(run.flat)
+        with torch_threads(1):
+            self._taken = run.collect()
+            self._is_published = False
+            slabs = [one.slab for one in self._taken]
+            batch = assemble(slabs)
+            complete(batch, run.policy_of(int(batch.version.min())))
+            write_back(batch, slabs)
+        return batch
+
+    def publish(self, module: Module) -> int:
+        """Act with these weights from the next rollout on; returns their version."""
+        run = self._run
+        run.module.load_state_dict(module.state_dict())
+        self._is_published = True
+        return run.weights.publish(run.flat)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._run.close()
+
+    @property
+    def ledger(self) -> dict[str, Any]:
+        """Where every step went."""
+        return self._run.ledger.encode()
+
+    def _give_back(self) -> None:
+        self._run.ledger.consume(sum(int(one.slab.valid.sum()) for one in self._taken))
+        self._run.release(self._taken)
+        self._taken = []
+
+
+def evaluate_policy(
+    model: PPO,
+    env: EnvSource | EnvSpec | gym.Env[Any, Any] | None = None,
+    n_eval_episodes: int = 10,
+    deterministic: bool = True,
+    render: bool = False,
+    callback: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
+    reward_threshold: float | None = None,
+    return_episode_rewards: bool = False,
+    warn: bool = True,
+) -> tuple[float, float] | tuple[list[float], list[int]]:
+    """SB3's evaluate_policy: mean and standard deviation of the returns of whole episodes, or the lists themselves.
+
+    Without `env`, the model's own environment, with seeds from the evaluation branch of its seed tree.
+    `callback` is called after each episode with what there is so far; `warn` is for SB3's signature.
+    """
+    if n_eval_episodes < 1:
+        raise UsageError(f"n_eval_episodes: expected at least 1, got {n_eval_episodes}")
+    spec: EnvSpec | gym.Env[Any, Any] = model.run.config.env
+    if isinstance(env, gym.Env):
+        spec = env
+    elif env is not None:
+        spec = _env_spec(env, None, (), 1)
+    if render and isinstance(spec, EnvSpec):
+        spec = replace(spec, kwargs={**spec.kwargs, "render_mode": "human"})
+    result = evaluate_run(model.run, n_eval_episodes, deterministic, spec, callback, one_env=render)
+    if reward_threshold is not None and not result.mean_reward > reward_threshold:
+        raise AssertionError(f"mean reward below threshold: {result.mean_reward:.2f} < {reward_threshold:.2f}")
+    if return_episode_rewards:
+        return result.returns, result.lengths
+    return result.mean_reward, result.std_reward
+
+
+def evaluate_run(
+    run: Run,
+    n_episodes: int,
+    deterministic: bool = True,
+    env: EnvSpec | gym.Env[Any, Any] | None = None,
+    callback: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
+    one_env: bool = False,
+) -> Evaluated:
+    """Evaluate a run's present weights on environments of their own; the run itself is not touched."""
+    spec = env if env is not None else run.config.env
+    n_envs = 1 if one_env or isinstance(spec, gym.Env) else min(n_episodes, _EVALUATION_ENVS)
+    plan = ShardPlan(spec if isinstance(spec, EnvSpec) else run.config.env, range(n_envs), run.config.seed)
+    envs = _borrowed(spec, plan) if isinstance(spec, gym.Env) else build_envs(plan, Purpose.EVALUATION)
+    try:
+        for role in ("observation_space", "action_space"):
+            if getattr(envs, role) != getattr(run, role):
+                raise SchemaError(f"evaluation: expected {role} {getattr(run, role)}, got {getattr(envs, role)}")
+        inference = LocalInference(run.module, run.observation_space, run.action_space, run.tile)
+        noise = build_noise(plan, as_policy(run.module).noise, Purpose.EVALUATION)
+
+        def act(obs: Array, row: int, out: Array) -> None:
+            drawn = None if deterministic else noise.draw(np.full(n_envs, row), 1)[0]
+            inference.act(obs, drawn, out)
+
+        progress = None if callback is None else lambda done: callback({"episodes": done}, {})
+        run.module.eval()
+        with torch_threads(1):
+            return evaluate(envs, act, sender(run.action_space), n_episodes, progress)
+    finally:
+        if not isinstance(spec, gym.Env):
+            envs.close()
+
+
+def plan_text(run: Run) -> str:
+    """What will run, and why, a line each."""
+    lines = [f"{name:<12} {value}" for name, value in facts(run).items()]
+    return "\n".join([*lines, *(f"why          {reason}" for reason in run.topology.reasons)])
+
+
+def facts(run: Run) -> dict[str, str]:
+    """The plan in a few words each."""
+    config, topology = run.config, run.topology
+    rollout = config.ppo.n_steps * config.topology.n_envs
+    return {
+        "environment": f"{config.env.name} x {config.topology.n_envs}, {type(run.observation_space).__name__} -> "
+        f"{type(run.action_space).__name__}",
+        "topology": f"{topology.topology}, {len(topology.shards)} shard{'s'[: len(topology.shards) > 1]}, "
+        f"max_lag {topology.max_lag}, inference {topology.inference}",
+        "policy": f"{type(run.module).__name__}, {run.flat.vector.numel():,} parameters, tiles of {run.tile}",
+        "rollout": f"{config.ppo.n_steps} x {config.topology.n_envs} = {rollout:,} steps, "
+        f"{config.ppo.n_epochs} epochs of {-(-rollout // config.ppo.batch_size)} minibatches",
+        "gradients": run.learner.gradients_name,
+        "seed": str(config.seed),
+    }
+
+
+def _borrowed(env: gym.Env[Any, Any], plan: ShardPlan) -> VectorEnv:
+    """A user's own environment instance, seeded by the evaluation branch."""
+    from headrace.envs.seeds import leaf
+
+    return SerialEnvs(
+        lambda: env, plan.env_indices, lambda index, episode: leaf(plan.seed, Purpose.EVALUATION, index, episode)
+    )
+
+
+def _env_spec(
+    env: EnvSource | EnvSpec, kwargs: Mapping[str, Any] | None, wrappers: Sequence[EnvSource], action_repeat: int
+) -> EnvSpec:
+    if isinstance(env, EnvSpec):
+        return env
+    if isinstance(env, gym.Env | gym.vector.VectorEnv):
+        raise UsageError(
+            f"env: expected an id, module:attribute or a function that makes one, got an instance of "
+            f"{type(env).__name__}; headrace needs to build many: pass lambda: {type(env).__name__}(...)"
+        )
+    if not isinstance(env, str) and not callable(env):
+        raise UsageError(f"env: expected an id, module:attribute or a callable, got {type(env).__name__}")
+    return EnvSpec(env, dict(kwargs or {}), tuple(wrappers), action_repeat)
+
+
+def _policy_config(policy: str | Module, kwargs: Mapping[str, Any] | None) -> PolicyConfig:
+    options = dict(kwargs or {})
+    if "net_arch" in options:
+        options["net_arch"] = tuple(options["net_arch"])
+    try:
+        return PolicyConfig(policy if isinstance(policy, str) else type(policy).__name__, **options)
+    except TypeError as error:
+        known = ", ".join(name for name in PolicyConfig.__dataclass_fields__ if name != "policy")
+        raise UsageError(f"policy_kwargs: {error}; expected some of {known}") from error
+
+
+def _seed(seed: int | None) -> int:
+    """A seed that was not given is drawn, and recorded with the configuration."""
+    return int.from_bytes(os.urandom(4), "little") if seed is None else seed

@@ -1,0 +1,153 @@
+"""What a checkpoint holds, and its form on disk.
+
+    Snapshot --save--> DIR/{weights,optimizer,episodes}.safetensors, state.json, manifest.json     --load--> Snapshot
+
+    weights     parameters and buffers by name            optimizer   Adam's state
+    episodes    last observations, noise counters, the journal's actions
+    state       configuration, schema, counters, ledger, statistics        manifest   SHA-256 of every other file
+
+Written into a fresh directory beside its final name, synced, then renamed: a reader sees the whole of it or nothing.
+Every byte is covered by a hash, so damage is found before anything is used. Does not know what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+from torch import Tensor, from_numpy
+
+from headrace.errors import CheckpointError
+
+FORMAT = 1
+_TENSORS = ("weights", "optimizer", "episodes")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run between two updates."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    episodes: dict[str, npt.NDArray[Any]]
+    state: dict[str, Any]
+
+
+def save(snapshot: Snapshot, target: Path) -> None:
+    """Write atomically; whatever was at `target` stays until the new one is complete."""
+    files = {
+        "weights.safetensors": save_arrays(_arrays(snapshot.weights)),
+        "optimizer.safetensors": save_arrays(_arrays(snapshot.optimizer)),
+        "episodes.safetensors": save_arrays({k: np.ascontiguousarray(v) for k, v in snapshot.episodes.items()}),
+        "state.json": json.dumps(snapshot.state, sort_keys=True).encode(),
+    }
+    manifest = {"format": FORMAT, "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
+    body = json.dumps(manifest, sort_keys=True)
+    files["manifest.json"] = (body + "\n" + hashlib.sha256(body.encode()).hexdigest() + "\n").encode()
+    fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        fresh.mkdir(parents=True)
+        for name, data in files.items():
+            _write_synced(fresh / name, data)
+        _sync_directory(fresh)
+        _put_in_place(fresh, target)
+        _sync_directory(target.parent)
+    except OSError as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise CheckpointError(
+            f"could not write a checkpoint to {target}: {error}; the previous one is untouched"
+        ) from error
+
+
+def load(source: Path) -> Snapshot:
+    """Read and verify; any damage is an error that names the file."""
+    if not (source / "manifest.json").is_file():
+        raise CheckpointError(f"{source}: expected a checkpoint directory with manifest.json, found none")
+    body, _, rest = (source / "manifest.json").read_bytes().partition(b"\n")
+    if rest.strip() != hashlib.sha256(body).hexdigest().encode():
+        raise CheckpointError(f"{source}/manifest.json is damaged: its hash does not match; use an earlier checkpoint")
+    manifest = json.loads(body)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{source}: expected checkpoint format {FORMAT}, got {manifest.get('format')}")
+    data = {}
+    for name, expected in manifest["sha256"].items():
+        try:
+            data[name] = (source / name).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{source}/{name} can't be read: {error}; use an earlier checkpoint") from error
+        got = hashlib.sha256(data[name]).hexdigest()
+        if got != expected:
+            raise CheckpointError(
+                f"{source}/{name} is damaged: expected SHA-256 {expected[:12]}…, got {got[:12]}… "
+                f"({len(data[name])} bytes); use an earlier checkpoint"
+            )
+    try:
+        arrays = {part: load_arrays(data[f"{part}.safetensors"]) for part in _TENSORS}
+        state = json.loads(data["state.json"])
+    except (KeyError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{source}: {error}; use an earlier checkpoint") from error
+    return Snapshot(
+        {name: from_numpy(array) for name, array in arrays["weights"].items()},
+        {name: from_numpy(array) for name, array in arrays["optimizer"].items()},
+        arrays["episodes"],
+        state,
+    )
+
+
+def find_latest(run_dir: Path) -> tuple[Path, Snapshot, list[str]]:
+    """The newest checkpoint of a run that is whole, and a line for each newer one that is not."""
+    if (run_dir / "manifest.json").is_file():
+        return run_dir, load(run_dir), []
+    candidates = sorted((run_dir / "checkpoints").glob("step_*"), reverse=True)
+    damaged: list[str] = []
+    for candidate in candidates:
+        try:
+            return candidate, load(candidate), damaged
+        except CheckpointError as error:
+            damaged.append(str(error))
+    if damaged:
+        raise CheckpointError(f"{run_dir}: no checkpoint is whole: " + "; ".join(damaged))
+    raise CheckpointError(f"{run_dir}: expected a checkpoint or a run directory with checkpoints/step_*, found none")
+
+
+def _arrays(tensors: dict[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
+    return {name: np.asarray(tensor.detach().cpu().numpy(), order="C") for name, tensor in tensors.items()}
+
+
+def _put_in_place(fresh: Path, target: Path) -> None:
+    """Rename onto the final name; an older checkpoint of that name steps aside first and is removed last."""
+    if not target.exists():
+        fresh.rename(target)
+        return
+    if not (target / "manifest.json").is_file():
+        raise FileExistsError(f"{target} exists and is no checkpoint")
+    old = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
+    target.rename(old)
+    fresh.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,57 @@
+"""`headrace eval RUN`: plays episodes with a trained policy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from headrace.cli.options import translate
+from headrace.errors import UsageError
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Play whole episodes with a trained policy and print the mean return."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """A run directory, a checkpoint, or what PPO.save wrote."""
+    n_eval_episodes: int = 100
+    """Episodes to play."""
+    deterministic: bool = True
+    """The policy's best action; --no-deterministic samples, as in training."""
+    env: str | None = None
+    """Another environment with the same spaces (id or module:attribute)."""
+    reward_threshold: float | None = None
+    """Exit with code 3 if the mean return is below this."""
+    json: Path | None = None
+    """Also write the returns and lengths to this file."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    options = tyro.cli(EvalOptions, args=translate(argv), prog="headrace eval")
+    if options.n_eval_episodes < 1:
+        raise UsageError(f"--n-eval-episodes: expected at least 1, got {options.n_eval_episodes}")
+    from headrace.api import PPO, evaluate_run
+    from headrace.checkpoints.snapshot import find_latest
+    from headrace.envs.spec import EnvSpec
+
+    found, snapshot, damaged = find_latest(options.run)
+    for line in damaged:
+        print(f"headrace: warning: {line}")
+    with PPO.from_snapshot(snapshot, weights_only=True) as model:
+        env = None if options.env is None else EnvSpec(options.env)
+        result = evaluate_run(model.run, options.n_eval_episodes, options.deterministic, env)
+    print(
+        f"{found.name} at {snapshot.state['steps']:,} steps: mean return {result.mean_reward:.2f} +/- "
+        f"{result.std_reward:.2f} over {len(result.returns)} episodes, mean length {result.mean_length:.1f}"
+    )
+    if options.json is not None:
+        data = {"mean_reward": result.mean_reward, "std_reward": result.std_reward}
+        options.json.write_text(json.dumps(data | {"returns": result.returns, "lengths": result.lengths}) + "\n")
+    wanted = options.reward_threshold
+    return 3 if wanted is not None and result.mean_reward < wanted else 0

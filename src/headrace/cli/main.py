@@ -1,0 +1,85 @@
+"""`headrace COMMAND ...`: finds the command, runs it, turns errors into one clear message and an exit code.
+
+    0 done · 1 failed · 2 usage · 3 the reward asked for was not reached · 130 / 143 after Ctrl-C / SIGTERM
+
+Imports nothing heavy, so that `headrace --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import traceback
+from importlib import import_module
+
+from headrace import __version__
+from headrace.errors import EnvError, HeadraceError
+
+COMMANDS = {
+    "train": "train PPO on an environment, with a live view, checkpoints and a report",
+    "eval": "play episodes with a trained policy",
+    "check": "find out what headrace can guarantee for an environment",
+}
+_NOT_BUILT = ("record", "plan", "sweep", "doctor", "bench", "replay", "watch", "agents")
+
+_HELP = """usage: headrace COMMAND [options]
+
+Collects reinforcement-learning experience and keeps a learner fed.
+
+commands:
+{commands}
+
+  headrace COMMAND --help    all options of a command
+  headrace --version
+
+examples:
+  headrace train CartPole-v1 --n-envs 64 --n-steps 32 --batch-size 512 --total-timesteps 150000
+  headrace train --resume runs/CartPole-v1__ppo__1__20260101-120000
+  headrace eval runs/CartPole-v1__ppo__1__20260101-120000 --n-eval-episodes 100
+  headrace check my_package.envs:MyEnv
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_HELP.format(commands="\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())), end="")
+        return 0 if arguments else 2
+    if arguments[0] in ("--version", "-V"):
+        print(f"headrace {__version__}")
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        return _unknown(name)
+    sys.path.insert(0, os.getcwd())  # module:attribute of the user's own files, as `python -m` would find them
+    try:
+        code: int = import_module(f"headrace.cli.{name}_command").main(arguments[1:])
+        return code
+    except HeadraceError as error:
+        _explain(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("headrace: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: say no more
+        return 1
+
+
+def _explain(error: HeadraceError) -> None:
+    """One clear message; where somebody else's code raised, its whole traceback above it."""
+    if isinstance(error, EnvError) and error.__cause__ is not None:
+        traceback.print_exception(error.__cause__, file=sys.stderr)
+    print(f"headrace: error: {error}", file=sys.stderr)
+
+
+def _unknown(name: str) -> int:
+    if name in _NOT_BUILT:
+        print(f"headrace: error: command {name} is not built yet; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(COMMANDS)}"
+    print(f"headrace: error: unknown command {name!r}: {hint}", file=sys.stderr)
+    return 2

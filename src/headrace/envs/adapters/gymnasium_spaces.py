@@ -1,0 +1,49 @@
+"""Gymnasium spaces to descriptors; a space that headrace does not take is refused with what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from headrace.errors import UsageError
+from headrace.memory.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+
+_ADVICE = {
+    "Dict": "wrap the environment in gymnasium.wrappers.FlattenObservation",
+    "Tuple": "wrap the environment in gymnasium.wrappers.FlattenObservation",
+    "Text": "encode the text as numbers in a wrapper",
+}
+
+
+def describe(space: gym.Space[Any], role: str, where: str) -> Space:
+    """The descriptor of a space; `role` is "observation" or "action", `where` names the environment."""
+    match space:
+        case gym.spaces.Box():
+            if role == "action" and not np.issubdtype(space.dtype, np.floating):
+                raise UsageError(
+                    f"{where}: expected a float action Box, got dtype {space.dtype}; wrap it as MultiDiscrete"
+                )
+            return Box(tuple(space.shape), str(space.dtype), _bound(space.low), _bound(space.high))
+        case gym.spaces.Discrete():
+            return Discrete(int(space.n), int(space.start))
+        case gym.spaces.MultiDiscrete():
+            nvec, start = np.asarray(space.nvec), np.asarray(space.start)
+            return MultiDiscrete(_ints(nvec), tuple(nvec.shape), _ints(start))
+        case gym.spaces.MultiBinary():
+            return MultiBinary(tuple(space.shape))
+    kind = type(space).__name__
+    raise UsageError(
+        f"{where}: unsupported {role} space {kind}; expected Box, Discrete, MultiDiscrete or MultiBinary; "
+        f"{_ADVICE.get(kind, 'convert it in a wrapper')}"
+    )
+
+
+def _bound(bound: Any) -> tuple[float, ...]:
+    flat = np.asarray(bound, np.float64).reshape(-1)
+    return (float(flat[0]),) if flat.size and (flat == flat[0]).all() else tuple(float(x) for x in flat)
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    return tuple(int(x) for x in np.asarray(values).reshape(-1))

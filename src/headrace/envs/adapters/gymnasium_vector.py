@@ -1,0 +1,106 @@
+"""Gymnasium vector environments in the normal form, whatever their autoreset mode.
+
+    next-step: the step after an end is a reset -> that row is invalid; the end's own row holds the final observation
+    same-step: the end's row holds the reset observation -> the final one is in info["final_obs"]
+    disabled:  we reset the ended ones ourselves, in the same row, with seeds from the tree
+
+They reset themselves, so they are class B: seeded once per environment, the same bits on every topology, but an
+episode can't be rebuilt from its seed, and `restore` says so. Read by the actor through the VectorEnv contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
+
+from headrace.envs.adapters.gymnasium_spaces import describe
+from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
+from headrace.errors import EnvError, ReplayError
+from headrace.memory.slab import Row
+from headrace.memory.spaces import shape_of
+
+Array = npt.NDArray[Any]
+
+
+class GymnasiumVector:
+    """A gymnasium.vector.VectorEnv of one shard."""
+
+    def __init__(
+        self, envs: gym.vector.VectorEnv[Any, Any, Any], env_indices: Sequence[int], seed_of: Callable[[int, int], int]
+    ) -> None:
+        mode = envs.metadata.get("autoreset_mode")
+        if not isinstance(mode, AutoresetMode):
+            envs.close()
+            raise EnvError(
+                f"{type(envs).__name__}: expected an AutoresetMode in metadata['autoreset_mode'], got {mode!r}"
+            )
+        where = envs.spec.id if envs.spec is not None else type(envs).__name__
+        self.num_envs = envs.num_envs
+        self.observation_space = describe(envs.single_observation_space, "observation", where)
+        self.action_space = describe(envs.single_action_space, "action", where)
+        self.skips_rows = mode is AutoresetMode.NEXT_STEP
+        self._mode = mode
+        self._envs: Any = envs  # Gymnasium's annotations know one int as seed; its code takes a list, and None in it
+        self._indices = list(env_indices)
+        self._seed_of = seed_of
+        self._shape = shape_of(self.observation_space)
+        self._episode = np.zeros(self.num_envs, np.int64)
+        self._resetting = np.zeros(self.num_envs, np.bool_)
+
+    def begin(self, first: Array) -> None:
+        """Reset all, each with its own leaf of the seed tree."""
+        obs, _ = self._envs.reset(seed=[self._seed_of(index, 0) for index in self._indices])
+        self._write(obs, first)
+
+    def restore(self, live: Sequence[LiveEpisode], first: Array) -> None:
+        """Refused: a pool that resets itself can't be put back into an episode."""
+        raise ReplayError(
+            f"{type(self._envs).__name__} is class B (it resets itself): recovery and resume of live episodes are not "
+            f"possible; pass the single environment (an id or a factory without num_envs) to get them, or load the "
+            f"weights alone (PPO.load(..., weights_only=True))"
+        )
+
+    def step(self, actions: Array, row: Row, final: FinalObs) -> None:
+        """One step of the pool, told in the normal form."""
+        try:
+            obs, reward, terminated, truncated, infos = self._envs.step(actions)
+        except Exception as error:
+            raise EnvFailure(0, f"the vector environment raised {type(error).__name__}: {error}") from error
+        row.valid[:] = ~self._resetting
+        row.reward[:] = np.where(self._resetting, 0.0, reward)
+        row.terminated[:] = terminated & ~self._resetting
+        row.truncated[:] = truncated & ~self._resetting
+        ended = row.terminated | row.truncated
+        cut = np.flatnonzero(row.truncated & ~row.terminated)
+        if self._mode is AutoresetMode.SAME_STEP:
+            for position in cut:
+                final(int(position), infos["final_obs"][position])
+        else:
+            for position in cut:
+                final(int(position), obs[position])
+        if self._mode is AutoresetMode.DISABLED and ended.any():
+            self._episode += ended
+            seeds = [
+                self._seed_of(index, int(episode)) if over else None
+                for index, episode, over in zip(self._indices, self._episode, ended, strict=True)
+            ]
+            obs, _ = self._envs.reset(seed=seeds, options={"reset_mask": ended.copy()})
+        self._resetting = ended if self.skips_rows else self._resetting
+        self._write(obs, row.next_obs)
+
+    def close(self) -> None:
+        """Close the pool."""
+        self._envs.close()
+
+    def _write(self, obs: Any, out: Array) -> None:
+        if np.shape(obs) != (self.num_envs, *self._shape):
+            raise EnvFailure(0, f"expected observations of shape {(self.num_envs, *self._shape)}, got {np.shape(obs)}")
+        try:
+            np.copyto(out, obs, casting="same_kind")
+        except TypeError as error:
+            raise EnvFailure(0, f"expected observations of dtype {out.dtype}, got {np.asarray(obs).dtype}") from error

@@ -1,0 +1,34 @@
+"""The seed tree: every random number of a run hangs on (seed, purpose, index, number), never on seed + i.
+
+    seed --ENV, env index, episode number--> reset seed      --NOISE, env index--> action noise key
+         --MINIBATCH, update--> shuffling                    --WEIGHTS--> initial parameters
+
+A leaf does not depend on who asks, when, or how many others there are. Evaluation has a branch of its own.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class Purpose(IntEnum):
+    """Branches of the tree. The numbers are part of every run's identity: never renumber."""
+
+    ENV = 1
+    NOISE = 2
+    MINIBATCH = 3
+    WEIGHTS = 4
+    EVALUATION = 5
+    CHECK = 6
+
+
+def sequence(seed: int, purpose: Purpose, *path: int) -> np.random.SeedSequence:
+    """The leaf as numpy's SeedSequence, for generators."""
+    return np.random.SeedSequence(seed, spawn_key=(int(purpose), *path))
+
+
+def leaf(seed: int, purpose: Purpose, *path: int) -> int:
+    """The leaf as one 63-bit number, for whatever takes an int."""
+    return int(sequence(seed, purpose, *path).generate_state(1, np.uint64)[0] >> np.uint64(1))

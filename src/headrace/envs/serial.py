@@ -1,0 +1,148 @@
+"""Our own loop over single environments: the hot path for Python environments, and the only one with every guarantee.
+
+    actions -> env.step, one after the other -> observations in one copy per row -> an ended episode is reset at once
+               with its own leaf of the seed tree (class A: an environment is its seed and its actions)
+
+Checks what comes back (shape, casting) because the environment is somebody else's code; NaNs are looked for per slab
+by the actor. Does not know policies or slabs' lifetimes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from headrace.envs.adapters.gymnasium_spaces import describe
+from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
+from headrace.errors import HeadraceError, ReplayError
+from headrace.memory.slab import Row
+from headrace.memory.spaces import shape_of
+
+Array = npt.NDArray[Any]
+EpisodeSeed = Callable[[int, int], int]  # (env index, episode number) -> reset seed
+
+
+class SerialEnvs:
+    """B single environments of one shard. `make` is called B times."""
+
+    skips_rows = False
+
+    def __init__(self, make: Callable[[], gym.Env[Any, Any]], env_indices: Sequence[int], seed_of: EpisodeSeed) -> None:
+        self.num_envs = len(env_indices)
+        self._indices = list(env_indices)
+        self._seed_of = seed_of
+        self._episode = [0] * self.num_envs
+        self._envs: list[gym.Env[Any, Any]] = []
+        try:
+            for _ in env_indices:
+                self._envs.append(make())
+            env = self._envs[0]
+            where = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+            self.observation_space = describe(env.observation_space, "observation", where)
+            self.action_space = describe(env.action_space, "action", where)
+        except BaseException:
+            self.close()
+            raise
+        self._shape = shape_of(self.observation_space)
+        self._steps = [env.step for env in self._envs]
+
+    def begin(self, first: Array) -> None:
+        """Start every environment's current episode."""
+        self._write([self._reset(position) for position in range(self.num_envs)], first)
+
+    def restore(self, live: Sequence[LiveEpisode], first: Array) -> None:
+        """Replay every live episode to where its journal ends."""
+        observations = []
+        for position, episode in enumerate(live):
+            self._episode[position] = episode.episode
+            if episode.seed != self._seed_of(self._indices[position], episode.episode):
+                raise ReplayError(
+                    f"env {episode.env_index}, episode {episode.episode}: the journal's seed {episode.seed} is not the "
+                    f"seed tree's; the journal belongs to a run with another seed"
+                )
+            obs = self._reset(position)
+            for count, action in enumerate(episode.actions):
+                obs, _, terminated, truncated, _ = self._steps[position](action)
+                if terminated or truncated:
+                    raise ReplayError(
+                        f"env {episode.env_index}, episode {episode.episode}, seed {episode.seed}: ended at step "
+                        f"{count} of {len(episode.actions)} journalled ones; the environment is not deterministic "
+                        f"(see headrace check)"
+                    )
+            observations.append(obs)
+        self._write(observations, first)
+
+    def step(self, actions: Array, row: Row, final: FinalObs) -> None:
+        """One step of every environment; an ended episode is followed by the first observation of the next."""
+        observations: list[Any] = []
+        rewards: list[Any] = []
+        row.terminated.fill(False)
+        row.truncated.fill(False)
+        row.valid.fill(True)
+        position = 0
+        try:
+            for step, action in zip(self._steps, actions, strict=True):
+                obs, reward, terminated, truncated, _ = step(action)
+                rewards.append(reward)
+                if terminated or truncated:
+                    row.terminated[position] = terminated
+                    row.truncated[position] = truncated
+                    if not terminated:
+                        self._check(position, obs)
+                        final(position, obs)
+                    self._episode[position] += 1
+                    obs = self._reset(position)
+                observations.append(obs)
+                position += 1
+        except (HeadraceError, EnvFailure):
+            raise
+        except Exception as error:
+            raise EnvFailure(position, f"raised {type(error).__name__}: {error}") from error
+        try:
+            row.reward[:] = rewards
+        except (TypeError, ValueError) as error:
+            bad = next(i for i, reward in enumerate(rewards) if np.ndim(reward) != 0 or not np.isreal(reward))
+            raise EnvFailure(bad, f"expected a number as reward, got {rewards[bad]!r}") from error
+        self._write(observations, row.next_obs)
+
+    def close(self) -> None:
+        """Close every environment, whatever the others do."""
+        for env in self._envs:
+            env.close()
+        self._envs = []
+
+    def _reset(self, position: int) -> Any:
+        seed = self._seed_of(self._indices[position], self._episode[position])
+        try:
+            obs, _ = self._envs[position].reset(seed=seed)
+        except Exception as error:
+            raise EnvFailure(position, f"reset(seed={seed}) raised {type(error).__name__}: {error}") from error
+        return obs
+
+    def _write(self, observations: list[Any], out: Array) -> None:
+        """All observations into one row, in one copy; `concatenate` does the casting check."""
+        shape = self._shape
+        for position, obs in enumerate(observations):
+            if getattr(obs, "shape", ()) != shape:
+                self._check(position, obs)
+        try:
+            if shape:
+                np.concatenate(observations, out=out.reshape(-1, *shape[1:]), casting="same_kind")
+            else:
+                out[:] = observations
+        except (TypeError, ValueError) as error:
+            for position, obs in enumerate(observations):
+                self._check(position, obs)
+            raise EnvFailure(0, f"observations can't be stored: {error}") from error
+
+    def _check(self, position: int, obs: Any) -> None:
+        expected = self.observation_space
+        if np.shape(obs) != self._shape:
+            raise EnvFailure(position, f"expected an observation of shape {self._shape}, got {np.shape(obs)}")
+        got = np.asarray(obs).dtype
+        if not np.can_cast(got, expected.dtype, "same_kind"):
+            raise EnvFailure(position, f"expected an observation of dtype {expected.dtype}, got {got}")

@@ -1,0 +1,170 @@
+"""What environment a run uses: a Gymnasium id, "module:attribute" or a callable, with its kwargs and wrappers.
+
+    EnvSpec --make()--> gymnasium.Env                      one environment, stepped by our own loop
+            --make_vector(n)--> gymnasium.vector.VectorEnv   if the callable takes `num_envs`: resets itself
+
+The spec is small and picklable; a spec made of strings also survives in a checkpoint's JSON.
+Knows how to build an environment; does not step it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+
+from headrace.errors import EnvError, UsageError
+
+EnvSource = str | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """An environment by name or callable, and how to dress it. Wrappers apply in order, the last one outermost."""
+
+    env: EnvSource
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: tuple[EnvSource, ...] = ()
+    action_repeat: int = 1
+
+    def __post_init__(self) -> None:
+        if self.action_repeat < 1:
+            raise UsageError(f"action_repeat: expected at least 1, got {self.action_repeat}")
+
+    @property
+    def name(self) -> str:
+        """What to call it in run directories and messages."""
+        if isinstance(self.env, str):
+            return self.env
+        return getattr(self.env, "__qualname__", type(self.env).__name__).replace("<", "").replace(">", "")
+
+    def is_vector(self) -> bool:
+        """Whether the callable builds a whole vector environment: it has a parameter named num_envs."""
+        return not self._is_id() and "num_envs" in _parameters(self._callable())
+
+    def make(self) -> gym.Env[Any, Any]:
+        """One environment, wrapped."""
+        env = self._build({})
+        if not isinstance(env, gym.Env):
+            raise EnvError(
+                f"{self.name}: expected a gymnasium.Env, got {type(env).__module__}.{type(env).__name__}; "
+                f"a factory of vector environments must take a parameter named num_envs"
+            )
+        if self.action_repeat > 1:
+            env = ActionRepeat(env, self.action_repeat)
+        for wrapper in self.wrappers:
+            env = (_load(wrapper, "wrapper") if isinstance(wrapper, str) else wrapper)(env)
+        built: gym.Env[Any, Any] = env
+        return built
+
+    def make_vector(self, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
+        """A vector environment of that size, from a callable that takes num_envs."""
+        if self.action_repeat > 1 or self.wrappers:
+            raise UsageError(f"{self.name}: wrappers and action_repeat go inside a factory of vector environments")
+        envs = self._build({"num_envs": num_envs})
+        if not isinstance(envs, gym.vector.VectorEnv):
+            raise EnvError(f"{self.name}: expected a gymnasium.vector.VectorEnv, got {type(envs).__name__}")
+        if envs.num_envs != num_envs:
+            raise EnvError(
+                f"{self.name}: expected {num_envs} environments, got {envs.num_envs}; use the num_envs it is given"
+            )
+        return envs
+
+    def encode(self) -> dict[str, Any]:
+        """The spec as JSON; callables by their name only, so that a checkpoint can say what it needs."""
+        return {
+            "env": self.env if isinstance(self.env, str) else {"callable": self.name},
+            "kwargs": _jsonable(self.kwargs),
+            "wrappers": [
+                w if isinstance(w, str) else {"callable": getattr(w, "__qualname__", repr(w))} for w in self.wrappers
+            ],
+            "action_repeat": self.action_repeat,
+        }
+
+    def _is_id(self) -> bool:
+        return isinstance(self.env, str) and (":" not in self.env or self.env.split(":", 1)[1] in gym.registry)
+
+    def _callable(self) -> Callable[..., Any]:
+        return _load(self.env, "environment") if isinstance(self.env, str) else self.env
+
+    def _build(self, more: Mapping[str, Any]) -> Any:
+        if isinstance(self.env, str) and self._is_id():
+            return self._make_registered(self.env)
+        factory = self._callable()
+        try:
+            return factory(**self.kwargs, **more)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _make_registered(self, env_id: str) -> gym.Env[Any, Any]:
+        try:
+            gym.spec(env_id)
+        except gym.error.Error as error:
+            known = list(gym.registry)
+            close = difflib.get_close_matches(env_id, known, n=3, cutoff=0.4)
+            hint = f"did you mean {' or '.join(close)}?" if close else "see gymnasium.pprint_registry()"
+            raise UsageError(
+                f"unknown environment {env_id!r}: {hint} (a Gymnasium id, or module:attribute for your own)"
+            ) from error
+        try:
+            return gym.make(env_id, **self.kwargs)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> EnvError:
+        with_kwargs = f" with kwargs {dict(self.kwargs)}" if self.kwargs else ""
+        return EnvError(f"{self.name}: could not be made{with_kwargs}: {type(error).__name__}: {error}")
+
+
+class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
+    """Sends every action `times` times, or until the episode ends, and sums the rewards."""
+
+    def __init__(self, env: gym.Env[Any, Any], times: int) -> None:
+        super().__init__(env)
+        self._times = times
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One step of the repeated action."""
+        total = 0.0
+        for _ in range(self._times):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return obs, total, terminated, truncated, info
+
+
+def _load(path: str, what: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.partition(":")
+    if not attribute:
+        raise UsageError(f"{what} {path!r}: expected module:attribute")
+    try:
+        found = importlib.import_module(module_name)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{what} {path!r}: {error}; expected module:attribute, importable from here") from error
+    if not callable(found):
+        raise UsageError(f"{what} {path!r}: expected something callable, got {type(found).__name__}")
+    return found
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _jsonable(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(dict(kwargs))
+        return dict(kwargs)
+    except TypeError:
+        return {key: repr(value) for key, value in kwargs.items()}

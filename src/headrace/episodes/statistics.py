@@ -1,0 +1,92 @@
+"""Episode statistics, accumulated by us from committed slabs: they do not depend on anybody's info dict.
+
+    batch in env order -> finished episodes (id, return, length, how it ended), ordered by row, then environment
+                       -> the mean over the last `window` of them (SB3's ep_rew_mean)
+
+Does not know files or views.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One finished episode."""
+
+    env_index: int
+    episode: int
+    total_reward: float
+    length: int
+    terminated: bool
+
+
+class EpisodeStatistics:
+    """Running returns and lengths of all environments of a run."""
+
+    def __init__(self, n_envs: int, window: int = 100) -> None:
+        self._return = np.zeros(n_envs, np.float64)
+        self._length = np.zeros(n_envs, np.int64)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=window)
+        self.finished = 0
+
+    def add(self, reward: Array, terminated: Array, truncated: Array, valid: Array, episode: Array) -> list[Finished]:
+        """Take in [T, N] rows; returns the episodes that ended in them."""
+        done: list[Finished] = []
+        ended = (terminated | truncated) & valid
+        some_end: Array = np.any(ended, axis=1)
+        counted = np.where(valid, reward, 0.0)
+        for t in range(len(reward)):
+            self._return += counted[t]
+            self._length += valid[t]
+            if some_end[t]:
+                for env in np.flatnonzero(ended[t]):
+                    done.append(
+                        Finished(
+                            int(env),
+                            int(episode[t, env]),
+                            float(self._return[env]),
+                            int(self._length[env]),
+                            bool(terminated[t, env]),
+                        )
+                    )
+                    self._return[env], self._length[env] = 0.0, 0
+        self._recent.extend((one.total_reward, one.length) for one in done)
+        self.finished += len(done)
+        return done
+
+    def means(self) -> tuple[float, float] | None:
+        """Mean return and length of the recent episodes; None before the first one ended."""
+        if not self._recent:
+            return None
+        returns, lengths = zip(*self._recent, strict=True)
+        return float(np.mean(returns)), float(np.mean(lengths))
+
+    def encode(self) -> dict[str, Any]:
+        """All of it as JSON. Python writes floats so that they read back to the last bit."""
+        return {
+            "return": self._return.tolist(),
+            "length": self._length.tolist(),
+            "recent": [list(pair) for pair in self._recent],
+            "finished": self.finished,
+        }
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._return[:], self._length[:] = data["return"], data["length"]
+        self._recent.clear()
+        self._recent.extend((total, length) for total, length in data["recent"])
+        self.finished = data["finished"]
+
+
+def encode_finished(one: Finished) -> dict[str, Any]:
+    """A finished episode as JSON."""
+    return asdict(one)

@@ -1,0 +1,47 @@
+"""Every error headrace raises on purpose, and the exit code each one means.
+
+A message says what was expected, what came, where (env index, episode id, seed, step) and what to do.
+Knows nothing of any room.
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Something failed and the message says what to do about it."""
+
+    exit_code = 1
+
+
+class UsageError(HeadraceError):
+    """What the user asked for can't be done as written: a bad value, or an option that is not built yet."""
+
+    exit_code = 2
+
+
+class EnvError(HeadraceError):
+    """An environment could not be made, or raised, or returned something its spaces do not allow."""
+
+
+class NumericsError(HeadraceError):
+    """A NaN or an infinity turned up where a finite number must be."""
+
+
+class SchemaError(HeadraceError):
+    """Two sides of a slab, or a run and a checkpoint, disagree about the arrays."""
+
+
+class RingError(HeadraceError):
+    """A slab was leased, committed, read or released by somebody who does not own it."""
+
+
+class LedgerError(HeadraceError):
+    """Steps were lost, counted twice, or a batch was dropped."""
+
+
+class CheckpointError(HeadraceError):
+    """A checkpoint is missing, torn, corrupt, or belongs to something else."""
+
+
+class ReplayError(HeadraceError):
+    """An episode did not come out again as its journal says it was."""

@@ -1,0 +1,1 @@
+"""Playing without learning: evaluation, and finding out what can be guaranteed for an environment."""

@@ -1,0 +1,95 @@
+"""Evaluation: n whole episodes of a policy, on environments and seeds of their own.
+
+    VectorEnv (evaluation branch of the seed tree) + act --> returns and lengths of exactly n episodes
+
+Environment i plays the i-th share of the episodes (as SB3 does), so that short episodes are not over-represented.
+Does not know what acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.envs.vector_env import EnvFailure, VectorEnv
+from headrace.errors import EnvError, NumericsError
+from headrace.memory.slab import Row
+from headrace.memory.spaces import shape_of
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Returns and lengths, in the order in which episodes ended."""
+
+    returns: list[float]
+    lengths: list[int]
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std_reward(self) -> float:
+        """Standard deviation of the returns."""
+        return float(np.std(self.returns))
+
+    @property
+    def mean_length(self) -> float:
+        """Mean length."""
+        return float(np.mean(self.lengths))
+
+
+def evaluate(
+    envs: VectorEnv,
+    act: Callable[[Array, int, Array], None],
+    as_sent: Callable[[Array], Array],
+    n_episodes: int,
+    callback: Callable[[int], None] | None = None,
+) -> Evaluated:
+    """Play `n_episodes`. act(obs, row number, out) writes the actions; callback gets the episodes done so far."""
+    n = envs.num_envs
+    targets = np.array([(n_episodes + i) // n for i in range(n)])
+    space, actions = envs.observation_space, envs.action_space
+    obs = np.empty((n, *shape_of(space)), space.dtype)
+    following = np.empty_like(obs)
+    action = np.empty((n, *shape_of(actions)), actions.dtype)
+    row = Row(obs, action, np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool), np.ones(n, bool), following)
+    total, length, played = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    result = Evaluated([], [])
+    number = 0
+    try:
+        envs.begin(obs)
+        while (played < targets).any():
+            act(obs, number, action)
+            envs.step(as_sent(action), row, _ignore)
+            if not np.isfinite(row.reward).all():
+                bad = int(np.flatnonzero(~np.isfinite(row.reward))[0])
+                raise NumericsError(f"evaluation, env {bad}: the reward is {row.reward[bad]}; expected a finite number")
+            total += row.reward * row.valid
+            length += row.valid
+            for env in np.flatnonzero((row.terminated | row.truncated) & row.valid):
+                if played[env] < targets[env]:
+                    result.returns.append(float(total[env]))
+                    result.lengths.append(int(length[env]))
+                    if callback is not None:
+                        callback(len(result.returns))
+                played[env] += 1
+                total[env], length[env] = 0.0, 0
+            obs[...] = following
+            number += 1
+    except EnvFailure as failure:
+        raise EnvError(f"evaluation, env {failure.position}: the environment {failure.reason}") from (
+            failure.__cause__ or failure
+        )
+    return result
+
+
+def _ignore(env: int, obs: Any) -> None:
+    """Final observations do not matter to an evaluation."""

@@ -1,0 +1,1 @@
+"""Where the policy runs for actors. `local`: in the actor's own thread."""

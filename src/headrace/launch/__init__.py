@@ -1,0 +1,1 @@
+"""Where actors run. `topology` decides (data), one file per place brings them up."""

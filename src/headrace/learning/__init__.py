@@ -1,0 +1,1 @@
+"""From slabs to the next version of the weights."""

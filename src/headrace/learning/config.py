@@ -1,0 +1,83 @@
+"""PPO's options, with SB3's names, meanings and defaults. Imports no torch: the command line reads it first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.errors import UsageError
+
+Schedule = float | str | Callable[[float], float]  # what Python takes; a command line can't type a function
+
+
+@dataclass(frozen=True)
+class PpoConfig:
+    """PPO. A schedule is a number, or lin_X for X falling linearly to 0 (in Python also a function)."""
+
+    learning_rate: float | str = 3e-4
+    """Adam's step size; a schedule."""
+    n_steps: int = 2048
+    """Rows per rollout: steps of each environment between two updates."""
+    batch_size: int = 64
+    """Size of a minibatch (SB3's meaning; CleanRL calls the whole rollout so)."""
+    n_epochs: int = 10
+    """Passes over a rollout."""
+    gamma: float = 0.99
+    """Discount."""
+    gae_lambda: float = 0.95
+    """Trade-off of bias and variance in the advantages."""
+    clip_range: float | str = 0.2
+    """Clipping of the probability ratio; a schedule."""
+    clip_range_vf: float | None = None
+    """Clipping of value changes; None for none. Depends on the reward's scale."""
+    normalize_advantage: bool = True
+    """Normalise advantages within each minibatch."""
+    ent_coef: float | str = 0.0
+    """Weight of the entropy bonus; a schedule."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients longer than this are shortened to it."""
+    target_kl: float | None = None
+    """Stop an update's epochs when the policy has moved 1.5 times this far."""
+    gradients: Literal["auto", "autograd", "closed_form"] = "auto"
+    """How gradients are computed: closed_form is a faster hand-derived backward pass for the plain MlpPolicy."""
+    learner_threads: int = 1
+    """Torch threads of the learner. Part of the run's identity: another count may give other bits."""
+
+    def __post_init__(self) -> None:
+        for name in ("n_steps", "batch_size", "n_epochs", "learner_threads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        for name in ("gamma", "gae_lambda"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise UsageError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)!r}")
+        if self.max_grad_norm <= 0:
+            raise UsageError(f"max_grad_norm: expected more than 0, got {self.max_grad_norm!r}")
+        if self.clip_range_vf is not None and self.clip_range_vf <= 0:
+            raise UsageError(f"clip_range_vf: expected more than 0 or none, got {self.clip_range_vf!r}")
+        if self.target_kl is not None and self.target_kl <= 0:
+            raise UsageError(f"target_kl: expected more than 0 or none, got {self.target_kl!r}")
+        if self.gradients not in ("auto", "autograd", "closed_form"):
+            raise UsageError(f"gradients: expected auto, autograd or closed_form, got {self.gradients!r}")
+        for name in ("learning_rate", "clip_range", "ent_coef"):
+            schedule(name, getattr(self, name))
+
+
+def schedule(name: str, value: Schedule) -> Callable[[float], float]:
+    """A schedule as a function of the progress left, from 1 down to 0."""
+    if callable(value):
+        return value
+    text = str(value)
+    try:
+        if text.startswith("lin_"):
+            start = float(text.removeprefix("lin_"))
+            return lambda progress_remaining: progress_remaining * start
+        constant = float(text)
+    except ValueError as error:
+        raise UsageError(f"{name}: expected a number or lin_NUMBER, got {value!r}") from error
+    if not 0 <= constant < float("inf"):
+        raise UsageError(f"{name}: expected a number of at least 0, got {value!r}")
+    return lambda _: constant

@@ -1,0 +1,159 @@
+"""The learner: a completed batch in, changed parameters out. One call of `update` is one version.
+
+    batch -> advantages -> epochs of minibatches: gradients -> finite? -> clip -> Adam, all on one flat vector
+
+Parameters never become NaN: a gradient that is not finite stops the run before it is applied.
+Does not know slabs, rings, publishing or who collected the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.errors import NumericsError, UsageError
+from headrace.learning.advantages import gae
+from headrace.learning.batch import Batch
+from headrace.learning.closed_form import ClosedFormGradients, supports
+from headrace.learning.config import PpoConfig, schedule
+from headrace.learning.minibatches import minibatches
+from headrace.learning.ppo import AutogradGradients, Coefficients, Gradients, Rows, Terms
+from headrace.weights.flat import FlatParameters
+
+Generator = Callable[[int], np.random.Generator]  # update number -> the generator of its shuffling
+
+
+class Learner:
+    """PPO over a flat parameter vector."""
+
+    def __init__(self, flat: FlatParameters, config: PpoConfig, shuffling: Generator) -> None:
+        self._flat = flat
+        self._config = config
+        self._shuffling = shuffling
+        self._gradients = _choose_gradients(flat, config)
+        self._learning_rate = schedule("learning_rate", config.learning_rate)
+        self._clip_range = schedule("clip_range", config.clip_range)
+        self._ent_coef = schedule("ent_coef", config.ent_coef)
+        self._adam = torch.optim.Adam([flat.vector], lr=1.0, eps=1e-5, fused=True)
+        self.minibatches_done = 0
+
+    @property
+    def gradients_name(self) -> str:
+        """How gradients are computed, for people."""
+        return "closed form" if isinstance(self._gradients, ClosedFormGradients) else "autograd"
+
+    def advantages(self, batch: Batch) -> tuple[Any, Any]:
+        """Advantages and returns of a completed batch."""
+        return gae(
+            batch.reward,
+            batch.value,
+            batch.bootstrap_value,
+            batch.terminated,
+            batch.truncated,
+            batch.valid,
+            batch.last_value,
+            self._config.gamma,
+            self._config.gae_lambda,
+        )
+
+    def update(
+        self, batch: Batch, advantage: Any, returns: Any, update: int, progress_remaining: float
+    ) -> dict[str, float]:
+        """All epochs over one batch; returns what SB3 would log under train/."""
+        config = self._config
+        coefficients = Coefficients(
+            self._clip_range(progress_remaining),
+            config.clip_range_vf,
+            self._ent_coef(progress_remaining),
+            config.vf_coef,
+            config.normalize_advantage,
+        )
+        learning_rate = self._learning_rate(progress_remaining)
+        self._adam.param_groups[0]["lr"] = learning_rate
+        everything = _rows(batch, advantage, returns)
+        valid = np.flatnonzero(batch.valid)
+        generator = self._shuffling(update)
+        seen: list[Terms] = []
+        norms: list[float] = []
+        stopped = False
+        self._flat.module.train()
+        for _ in range(config.n_epochs):
+            for indices in minibatches(valid, config.batch_size, generator):
+                index = torch.from_numpy(indices)
+                rows = Rows(*(tensor.index_select(0, index) for tensor in everything))
+                terms = self._gradients(rows, coefficients)
+                seen.append(terms)
+                if config.target_kl is not None and float(terms.approx_kl) > 1.5 * config.target_kl:
+                    stopped = True
+                    break
+                norms.append(self._step())
+            if stopped:
+                break
+        self.minibatches_done += len(norms)
+        return _summary(seen, norms) | {
+            "train/explained_variance": _explained_variance(batch.value[batch.valid], returns[batch.valid]),
+            "train/learning_rate": learning_rate,
+            "train/clip_range": coefficients.clip_range,
+            "train/ent_coef": coefficients.ent_coef,
+            "train/n_updates": float(self.minibatches_done),
+        }
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """Adam's state, by name."""
+        state = self._adam.state[self._flat.vector]
+        return {} if not state else {name: state[name] for name in ("exp_avg", "exp_avg_sq", "step")}
+
+    def restore_optimizer(self, tensors: dict[str, Tensor], minibatches_done: int) -> None:
+        """Go on from a checkpoint."""
+        self.minibatches_done = minibatches_done
+        if tensors:
+            self._adam.state[self._flat.vector] = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def _step(self) -> float:
+        gradient = self._flat.gradient
+        norm = float(torch.linalg.vector_norm(gradient))
+        if not np.isfinite(norm):
+            raise NumericsError(
+                f"the gradient is not finite (norm {norm}) after {self.minibatches_done} minibatches; the parameters "
+                f"are untouched. Lower learning_rate or check the scale of rewards and observations"
+            )
+        if norm > self._config.max_grad_norm:
+            gradient.mul_(self._config.max_grad_norm / (norm + 1e-6))
+        self._adam.step()
+        return norm
+
+
+def _choose_gradients(flat: FlatParameters, config: PpoConfig) -> Gradients:
+    possible = supports(flat.module)
+    if config.gradients == "closed_form" and not possible:
+        raise UsageError(
+            f"gradients=closed_form: expected MlpPolicy with discrete or continuous actions, got "
+            f"{type(flat.module).__name__}; use auto"
+        )
+    return ClosedFormGradients(flat) if possible and config.gradients != "autograd" else AutogradGradients(flat)
+
+
+def _rows(batch: Batch, advantage: Any, returns: Any) -> Rows:
+    n = batch.n_steps * batch.n_envs
+    arrays = (batch.obs, batch.action, batch.log_prob, batch.value, advantage, returns)
+    return Rows(*(torch.from_numpy(a.reshape(n, *a.shape[2:])) for a in arrays))
+
+
+def _summary(seen: list[Terms], norms: list[float]) -> dict[str, float]:
+    columns = torch.stack([torch.stack(list(terms)) for terms in seen])
+    means = dict(zip(Terms._fields, columns.mean(0).tolist(), strict=True))
+    first_ratio_error = float(columns[0, Terms._fields.index("ratio_error")])
+    del means["ratio_error"]
+    return {f"train/{name}": value for name, value in means.items()} | {
+        "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
+        "headrace/first_ratio_error": first_ratio_error,
+    }
+
+
+def _explained_variance(value: Any, returns: Any) -> float:
+    variance = float(np.var(returns))
+    return float("nan") if variance == 0 else 1.0 - float(np.var(returns - value)) / variance

@@ -1,0 +1,103 @@
+"""PPO's loss, and how its gradients reach the flat vector. Pure: tensors in, tensors out.
+
+    Rows (a minibatch) --policy.evaluate--> ppo_loss --autograd--> flat gradient, Terms
+
+`AutogradGradients` is the reference and takes any policy; `learning/closed_form` is the same for the plain MLP, faster.
+Does not know epochs, optimisers or schedules.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.policies.networks import as_policy
+from headrace.policies.policy import Evaluation
+from headrace.weights.flat import FlatParameters
+
+
+class Rows(NamedTuple):
+    """A minibatch: what acting and completion left behind, and what advantages made of it."""
+
+    obs: Tensor
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+    returns: Tensor
+
+
+class Coefficients(NamedTuple):
+    """The loss's numbers for one update."""
+
+    clip_range: float
+    clip_range_vf: float | None
+    ent_coef: float
+    vf_coef: float
+    normalize_advantage: bool
+
+
+class Terms(NamedTuple):
+    """What is reported of a minibatch; scalars."""
+
+    loss: Tensor
+    policy_gradient_loss: Tensor
+    value_loss: Tensor
+    entropy_loss: Tensor
+    approx_kl: Tensor
+    old_approx_kl: Tensor
+    clip_fraction: Tensor
+    ratio_error: Tensor
+
+
+class Gradients(Protocol):
+    """Fills the flat gradient for one minibatch."""
+
+    def __call__(self, rows: Rows, coefficients: Coefficients, /) -> Terms: ...
+
+
+def normalized(advantage: Tensor) -> Tensor:
+    """Zero mean, unit variance; a single row stays as it is."""
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8) if len(advantage) > 1 else advantage
+
+
+def ppo_loss(now: Evaluation, rows: Rows, c: Coefficients) -> Terms:
+    """The clipped surrogate, SB3's value loss (no factor one half) and the entropy bonus."""
+    advantage = normalized(rows.advantage) if c.normalize_advantage else rows.advantage
+    log_ratio = now.log_prob - rows.log_prob
+    ratio = log_ratio.exp()
+    policy_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - c.clip_range, 1 + c.clip_range)).mean()
+    value = now.value
+    if c.clip_range_vf is not None:
+        value = rows.value + (value - rows.value).clamp(-c.clip_range_vf, c.clip_range_vf)
+    value_loss = (rows.returns - value).square().mean()
+    entropy_loss = -now.entropy.mean()
+    loss = policy_loss + c.ent_coef * entropy_loss + c.vf_coef * value_loss
+    with torch.no_grad():
+        change = (ratio - 1).abs()
+        return Terms(
+            loss,
+            policy_loss.detach(),
+            value_loss.detach(),
+            entropy_loss.detach(),
+            ((ratio - 1) - log_ratio).mean(),
+            -log_ratio.mean(),
+            (change > c.clip_range).float().mean(),
+            change.max(),
+        )
+
+
+class AutogradGradients:
+    """The general path: any policy."""
+
+    def __init__(self, flat: FlatParameters) -> None:
+        self._flat = flat
+        self._policy = as_policy(flat.module)
+
+    def __call__(self, rows: Rows, coefficients: Coefficients) -> Terms:
+        self._flat.gradient.zero_()
+        terms = ppo_loss(self._policy.evaluate(rows.obs, rows.action), rows, coefficients)
+        terms.loss.backward()
+        return terms._replace(loss=terms.loss.detach())

@@ -1,0 +1,70 @@
+"""The ledger: produced = consumed + rejected + discarded, in steps, at every update.
+
+    a slab is taken -> produced · trained on -> consumed · too old -> rejected · thrown away -> discarded
+
+Sequence numbers are checked here too: a gap is a dropped batch, a repeat is a batch read twice.
+Does not know why a step was rejected; it is told the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from headrace.errors import LedgerError
+
+
+class Ledger:
+    """Where every step went."""
+
+    def __init__(self, num_shards: int) -> None:
+        self.produced = 0
+        self.consumed = 0
+        self.rejected = 0
+        self.discarded: Counter[str] = Counter()
+        self._next_sequence = [0] * num_shards
+
+    def produce(self, shard: int, sequence: int, steps: int) -> None:
+        """A slab of this shard was committed."""
+        expected = self._next_sequence[shard]
+        if sequence != expected:
+            what = "a dropped batch" if sequence > expected else "a batch read twice"
+            raise LedgerError(f"shard {shard}: expected rollout {expected}, got {sequence}: {what}")
+        self._next_sequence[shard] += 1
+        self.produced += steps
+
+    def consume(self, steps: int) -> None:
+        """Steps that the learner trained on."""
+        self.consumed += steps
+
+    def reject(self, steps: int) -> None:
+        """Steps that were too old."""
+        self.rejected += steps
+
+    def discard(self, steps: int, reason: str) -> None:
+        """Steps thrown away, and why."""
+        self.discarded[reason] += steps
+
+    def check(self) -> None:
+        """Raise if a step is unaccounted for. Call it between updates, when nothing is in flight."""
+        settled = self.consumed + self.rejected + sum(self.discarded.values())
+        if self.produced != settled:
+            raise LedgerError(
+                f"the ledger does not balance: produced {self.produced}, accounted for {settled}: {self.encode()}"
+            )
+
+    def encode(self) -> dict[str, Any]:
+        """The ledger as JSON."""
+        return {
+            "produced": self.produced,
+            "consumed": self.consumed,
+            "rejected": self.rejected,
+            "discarded": dict(sorted(self.discarded.items())),
+            "sequences": list(self._next_sequence),
+        }
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.produced, self.consumed, self.rejected = data["produced"], data["consumed"], data["rejected"]
+        self.discarded = Counter(data["discarded"])
+        self._next_sequence = list(data["sequences"])

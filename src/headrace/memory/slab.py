@@ -1,0 +1,149 @@
+"""The slab: one rollout of T rows of a shard, a struct of arrays over one contiguous block.
+
+    [ header: 3 cache lines ][ field ][ field ] ...       the same bytes on the heap and in shared memory
+
+The header has one writer per word: line 0 is written once at creation, line 1 by the owner of the ring when it leases
+the slab, line 2 by the actor that fills it. The commit word holds the fence of the lease that filled the slab; the
+reader compares it with the fence it granted, so a writer whose lease was taken away can't pass its slab off as new.
+
+A fresh lease is poisoned (NaN, 0xA5): a field that nobody wrote is seen at once. Final observations are not: they
+are read only as far as `final_count`, and most of that memory is never touched.
+Does not know who may write: that is ring_state.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import SchemaError
+from headrace.memory.schema import ALIGNMENT, Schema
+
+Array = npt.NDArray[Any]
+
+MAGIC = 0x6865616472616365 & (2**63 - 1)  # "headrace"
+_WORDS_PER_LINE = ALIGNMENT // 8
+
+
+class Word(IntEnum):
+    """Positions of the header's int64 words."""
+
+    MAGIC = 0
+    FINGERPRINT = 1
+    FENCE = _WORDS_PER_LINE
+    SHARD = _WORDS_PER_LINE + 1
+    SEQUENCE = _WORDS_PER_LINE + 2
+    COMMIT = 2 * _WORDS_PER_LINE
+    FINAL_COUNT = 2 * _WORDS_PER_LINE + 1
+    STARTED_NS = 2 * _WORDS_PER_LINE + 2
+    COMMITTED_NS = 2 * _WORDS_PER_LINE + 3
+
+
+HEADER_BYTES = 3 * ALIGNMENT
+
+
+class Row(NamedTuple):
+    """Views of one time index, made once per slab: the hot loop writes through them."""
+
+    obs: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    valid: Array
+    next_obs: Array
+
+
+class Slab:
+    """Typed views over a block. Reading and writing never copies."""
+
+    def __init__(self, schema: Schema, buffer: memoryview, *, create: bool = True) -> None:
+        if len(buffer) < slab_bytes(schema):
+            raise SchemaError(f"a slab of this schema needs {slab_bytes(schema)} bytes, got {len(buffer)}")
+        self.schema = schema
+        self.header: npt.NDArray[np.int64] = np.frombuffer(buffer, np.int64, HEADER_BYTES // 8)
+        if create:
+            self.header[:] = 0
+            self.header[Word.MAGIC] = MAGIC
+            self.header[Word.FINGERPRINT] = schema.fingerprint
+        elif self.header[Word.MAGIC] != MAGIC or self.header[Word.FINGERPRINT] != schema.fingerprint:
+            raise SchemaError(
+                f"the block is no slab of this schema: expected fingerprint {schema.fingerprint:x}, "
+                f"got {int(self.header[Word.FINGERPRINT]):x}; both sides must be built from the same configuration"
+            )
+        arrays = {
+            field.name: np.ndarray(
+                schema.full_shape(field), field.dtype, buffer, HEADER_BYTES + schema.offsets[field.name]
+            )
+            for field in schema.fields
+        }
+        self.arrays: dict[str, Array] = arrays
+        self.obs, self.action, self.reward = arrays["obs"], arrays["action"], arrays["reward"]
+        self.terminated, self.truncated, self.valid = arrays["terminated"], arrays["truncated"], arrays["valid"]
+        self.episode, self.step, self.version = arrays["episode"], arrays["step"], arrays["version"]
+        self.last_obs, self.noise_counter = arrays["last_obs"], arrays["noise_counter"]
+        self.log_prob, self.value = arrays["log_prob"], arrays["value"]
+        self.bootstrap_value, self.last_value = arrays["bootstrap_value"], arrays["last_value"]
+        self.rows = [
+            Row(
+                self.obs[t],
+                self.action[t],
+                self.reward[t],
+                self.terminated[t],
+                self.truncated[t],
+                self.valid[t],
+                self.obs[t + 1] if t + 1 < schema.n_steps else self.last_obs,
+            )
+            for t in range(schema.n_steps)
+        ]
+
+    def word(self, word: Word) -> int:
+        """One header word."""
+        return int(self.header[word])
+
+    @property
+    def final_count(self) -> int:
+        """How many final observations of truncated episodes the slab holds."""
+        return int(self.header[Word.FINAL_COUNT])
+
+    @property
+    def final_row(self) -> Array:
+        """t * B + b of each recorded final observation."""
+        return self.arrays["final_row"][: self.final_count]
+
+    @property
+    def final_obs(self) -> Array:
+        """The observations in which episodes were truncated, in the order of `final_row`."""
+        return self.arrays["final_obs"][: self.final_count]
+
+    def record_final(self, t: int, env: int, obs: Any) -> None:
+        """Keep the real last observation of an episode that was cut at row t."""
+        count = self.header[Word.FINAL_COUNT]
+        self.arrays["final_row"][count] = t * self.schema.n_envs + env
+        self.arrays["final_obs"][count] = obs
+        self.header[Word.FINAL_COUNT] = count + 1
+
+    def poison(self) -> None:
+        """Fill with what no actor writes, so that reading an unwritten field is seen."""
+        for field in self.schema.fields:
+            if field.axes == "F":
+                continue
+            array = self.arrays[field.name]
+            if array.dtype.kind == "f":
+                array.fill(np.nan)
+            else:
+                array.reshape(-1).view(np.uint8).fill(0xA5)
+        self.header[Word.FINAL_COUNT] = 0
+
+    def commit(self, fence: int, committed_ns: int) -> None:
+        """The actor's last word: everything before it was written under the lease with this fence."""
+        self.header[Word.COMMITTED_NS] = committed_ns
+        self.header[Word.COMMIT] = fence
+
+
+def slab_bytes(schema: Schema) -> int:
+    """Bytes of one slab, header included."""
+    return HEADER_BYTES + schema.size_bytes

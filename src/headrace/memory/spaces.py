@@ -1,0 +1,96 @@
+"""Space descriptors: plain data that says how one observation or action lies in memory.
+
+    gymnasium space --envs/adapters--> descriptor --> schema field, policy head, checkpoint JSON
+
+They import nothing, so a worker, a checkpoint or another machine can speak of spaces without gymnasium.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import SchemaError
+
+
+@dataclass(frozen=True)
+class Box:
+    """An array of numbers. `low` and `high` hold one bound for all entries, or one per entry, flat."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One of n choices. Slabs hold 0..n-1; `start` is added on the way to the environment."""
+
+    n: int
+    start: int = 0
+    dtype: str = "int64"
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """Several choices at once; `nvec` is flat, in the order of `shape`. Slabs hold 0..n-1 of each."""
+
+    nvec: tuple[int, ...]
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    dtype: str = "int64"
+
+
+@dataclass(frozen=True)
+class MultiBinary:
+    """Bits, in an array of `shape`."""
+
+    shape: tuple[int, ...]
+    dtype: str = "int8"
+
+
+Space = Box | Discrete | MultiDiscrete | MultiBinary
+
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Box, Discrete, MultiDiscrete, MultiBinary)}
+
+
+def shape_of(space: Space) -> tuple[int, ...]:
+    """The shape of one observation or action as it lies in a slab."""
+    return () if isinstance(space, Discrete) else space.shape
+
+
+def size_of(space: Space) -> int:
+    """How many numbers one observation or action has."""
+    return math.prod(shape_of(space))
+
+
+def bounds(space: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Low and high of a Box as arrays of its shape and dtype."""
+    low = np.broadcast_to(np.asarray(space.low, space.dtype), (size_of(space),)).reshape(space.shape)
+    high = np.broadcast_to(np.asarray(space.high, space.dtype), (size_of(space),)).reshape(space.shape)
+    return low, high
+
+
+def encode(space: Space) -> dict[str, Any]:
+    """The space as JSON; bounds keep their infinities as strings."""
+    return {"kind": type(space).__name__} | {
+        key: [repr(x) for x in value] if key in ("low", "high") else value for key, value in asdict(space).items()
+    }
+
+
+def decode(data: dict[str, Any]) -> Space:
+    """The inverse of `encode`."""
+    fields = dict(data)
+    kind = fields.pop("kind", None)
+    if kind not in _KINDS:
+        raise SchemaError(f"expected a space kind of {sorted(_KINDS)}, got {kind!r}")
+    for key, value in fields.items():
+        if isinstance(value, list):
+            fields[key] = tuple(float(x) for x in value) if key in ("low", "high") else tuple(value)
+    space: Space = _KINDS[kind](**fields)
+    return space
