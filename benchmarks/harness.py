@@ -1,6 +1,6 @@
 """What every benchmark script shares: our numbers beside a peer's, from one run, as ratios.
 
-    arguments() -> peer(name): a venv of its own under .venvs/, made once -> run_peer(name, ...): a number from its driver
+    arguments() -> peer(name): a venv of its own under .venvs/, made once -> run_peer(name, ...): its driver's numbers
                 -> alternate(): everyone in turn, so that a noisy machine is noisy for all
                 -> Claim: value, baseline, ratio, goal, does it hold -> report(): a table, and the same as JSON
 
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -104,7 +105,7 @@ def alternate(
             try:
                 value = float(contenders[name]())
             except Exception as error:
-                reason = f"failed in round {round_index + 1} of {rounds}: {type(error).__name__}: {error}"
+                reason = _anonymous(f"failed in round {round_index + 1} of {rounds}: {type(error).__name__}: {error}")
                 del values[name]
                 if absent is not None:
                     absent[name] = reason
@@ -193,7 +194,6 @@ def _peer(name: str, install: bool, progress: Callable[[str], object]) -> PeerPy
         return Absent("not installed yet")
 
     VENVS.mkdir(exist_ok=True)
-    (VENVS / ".gitignore").write_text("*\n")
     python = str(found.executable)
     steps = [
         ("creating its venv", [sys.executable, "-m", "venv", "--clear", str(venv)]),
@@ -234,10 +234,8 @@ def _run(command: Sequence[str], folder: Path, timeout_s: float) -> str:
         except subprocess.TimeoutExpired:
             ended = f"no end after {timeout_s:.0f} s"
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
         texts = []
         for stream in (stdout, stderr):

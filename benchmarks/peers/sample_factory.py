@@ -25,8 +25,8 @@ NUM_ENVS, NUM_STEPS = 64, 32
 ROLLOUT = NUM_ENVS * NUM_STEPS
 
 # Serial mode is its in-process form: sampler and learner alternate in one process, all envs in one worker.
-# Batched sampling was the faster of its two samplers on this job. No input or return normalisation: the other
-# peers do none either. Reports, summaries and checkpoints are pushed beyond the run.
+# Batched sampling is the sampler meant for many envs in one worker (on this job the two differ by less than the noise).
+# No input or return normalisation: the other peers do none either. Checkpoints and summaries lie beyond the run's end.
 SETTINGS = {
     "algo": "APPO",
     "env": "CartPole-v1",

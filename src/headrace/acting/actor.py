@@ -141,11 +141,11 @@ class Actor:
 
     def _look_for_nan(self, slab: Slab, rows: int, before: Counters) -> None:
         """Name the first step whose reward or observation is not finite; rows beyond `rows` were not written."""
-        next_obs = [*slab.obs[1:rows], slab.last_obs] if rows == slab.schema.n_steps else [*slab.obs[1 : rows + 1]]
         floats = slab.obs.dtype.kind == "f"
         obs_fine = not floats or (bool(np.isfinite(slab.obs[:rows]).all()) and bool(np.isfinite(slab.last_obs).all()))
         if rows == slab.schema.n_steps and obs_fine and bool(np.isfinite(slab.reward).all()):
             return
+        next_obs = [*slab.obs[1:rows], slab.last_obs] if rows == slab.schema.n_steps else [*slab.obs[1 : rows + 1]]
         for t in range(rows):
             bad = ~np.isfinite(slab.reward[t])
             if bad.any():

@@ -9,16 +9,18 @@ Does not know where weights come from: it is handed a module and asked to load a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headrace.errors import HeadraceError, UsageError
+from headrace.inference.plain_mlp import PlainMlpAct, supports
 from headrace.memory.spaces import Box, Discrete, MultiBinary, Space, bounds, shape_of
-from headrace.policies.networks import as_policy
+from headrace.policies.networks import MlpPolicy, as_policy
 from headrace.policies.tiles import SMALLEST_TILE, spans
 
 Array = npt.NDArray[Any]
@@ -31,27 +33,37 @@ class LocalInference:
         if tile < SMALLEST_TILE:
             raise UsageError(f"tile: expected at least {SMALLEST_TILE} rows, got {tile}; smaller batches change bits")
         self._policy = as_policy(module)
+        self._act_tile: Callable[[Tensor, Tensor | None], Tensor] = self._policy.act
+        if isinstance(module, MlpPolicy) and supports(module):
+            self._act_tile = PlainMlpAct(module, tile)
         self._tile = tile
         self._action = action
         self._observation = observation
         self._obs = np.zeros((tile, *shape_of(observation)), observation.dtype)
         self._noise = np.zeros((tile, self._policy.noise.width), np.float32)
+        self._out = np.zeros((tile, *shape_of(action)), action.dtype)
 
     def act(self, obs: Array, noise: Array | None, out: Array) -> None:
         """Write the policy's actions for B observations; without noise, its mode."""
         with torch.inference_mode():
+            if len(obs) == self._tile:
+                self._act_whole_tile(obs, noise, out)
+                return
             for start, stop in spans(len(obs), self._tile):
-                tile_obs, tile_noise = obs[start:stop], None if noise is None else noise[start:stop]
-                if stop - start < self._tile:
-                    self._obs[: stop - start] = tile_obs
-                    tile_obs = self._obs
-                    if tile_noise is not None:
-                        self._noise[: stop - start] = tile_noise
-                        tile_noise = self._noise
-                actions = self._policy.act(
-                    torch.from_numpy(tile_obs), None if tile_noise is None else torch.from_numpy(tile_noise)
-                )
-                out[start:stop] = actions.numpy()[: stop - start]
+                count = stop - start
+                if count == self._tile:
+                    part = None if noise is None else noise[start:stop]
+                    self._act_whole_tile(obs[start:stop], part, out[start:stop])
+                    continue
+                self._obs[:count] = obs[start:stop]
+                if noise is not None:
+                    self._noise[:count] = noise[start:stop]
+                self._act_whole_tile(self._obs, None if noise is None else self._noise, self._out)
+                out[start:stop] = self._out[:count]
+
+    def _act_whole_tile(self, obs: Array, noise: Array | None, out: Array) -> None:
+        actions = self._act_tile(torch.from_numpy(obs), None if noise is None else torch.from_numpy(noise)).numpy()
+        out[...] = actions if actions.shape == out.shape else actions.reshape(out.shape)
 
     def self_test(self) -> None:
         """Raise unless rows come out bit for bit the same at any place in a tile and among any neighbours."""

@@ -87,7 +87,7 @@ class Learner:
                 rows = Rows(*(tensor.index_select(0, index) for tensor in everything))
                 terms = self._gradients(rows, coefficients)
                 seen.append(terms)
-                if config.target_kl is not None and float(terms.approx_kl) > 1.5 * config.target_kl:
+                if config.target_kl is not None and terms.approx_kl > 1.5 * config.target_kl:
                     stopped = True
                     break
                 norms.append(self._step())
@@ -144,13 +144,11 @@ def _rows(batch: Batch, advantage: Any, returns: Any) -> Rows:
 
 
 def _summary(seen: list[Terms], norms: list[float]) -> dict[str, float]:
-    columns = torch.stack([torch.stack(list(terms)) for terms in seen])
-    means = dict(zip(Terms._fields, columns.mean(0).tolist(), strict=True))
-    first_ratio_error = float(columns[0, Terms._fields.index("ratio_error")])
+    means = dict(zip(Terms._fields, np.mean(seen, axis=0).tolist(), strict=True))
     del means["ratio_error"]
     return {f"train/{name}": value for name, value in means.items()} | {
         "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
-        "headrace/first_ratio_error": first_ratio_error,
+        "headrace/first_ratio_error": seen[0].ratio_error,
     }
 
 

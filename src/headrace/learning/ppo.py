@@ -40,16 +40,16 @@ class Coefficients(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What is reported of a minibatch; scalars."""
+    """What is reported of a minibatch."""
 
-    loss: Tensor
-    policy_gradient_loss: Tensor
-    value_loss: Tensor
-    entropy_loss: Tensor
-    approx_kl: Tensor
-    old_approx_kl: Tensor
-    clip_fraction: Tensor
-    ratio_error: Tensor
+    loss: float
+    policy_gradient_loss: float
+    value_loss: float
+    entropy_loss: float
+    approx_kl: float
+    old_approx_kl: float
+    clip_fraction: float
+    ratio_error: float  # max |ratio - 1|: 0 up to rounding in an update's first minibatch
 
 
 class Gradients(Protocol):
@@ -63,8 +63,8 @@ def normalized(advantage: Tensor) -> Tensor:
     return (advantage - advantage.mean()) / (advantage.std() + 1e-8) if len(advantage) > 1 else advantage
 
 
-def ppo_loss(now: Evaluation, rows: Rows, c: Coefficients) -> Terms:
-    """The clipped surrogate, SB3's value loss (no factor one half) and the entropy bonus."""
+def ppo_loss(now: Evaluation, rows: Rows, c: Coefficients) -> tuple[Tensor, Terms]:
+    """The clipped surrogate, SB3's value loss (no factor one half) and the entropy bonus; with what to report."""
     advantage = normalized(rows.advantage) if c.normalize_advantage else rows.advantage
     log_ratio = now.log_prob - rows.log_prob
     ratio = log_ratio.exp()
@@ -77,16 +77,17 @@ def ppo_loss(now: Evaluation, rows: Rows, c: Coefficients) -> Terms:
     loss = policy_loss + c.ent_coef * entropy_loss + c.vf_coef * value_loss
     with torch.no_grad():
         change = (ratio - 1).abs()
-        return Terms(
+        reported = (
             loss,
-            policy_loss.detach(),
-            value_loss.detach(),
-            entropy_loss.detach(),
+            policy_loss,
+            value_loss,
+            entropy_loss,
             ((ratio - 1) - log_ratio).mean(),
             -log_ratio.mean(),
             (change > c.clip_range).float().mean(),
             change.max(),
         )
+        return loss, Terms(*torch.stack(reported).tolist())
 
 
 class AutogradGradients:
@@ -98,6 +99,6 @@ class AutogradGradients:
 
     def __call__(self, rows: Rows, coefficients: Coefficients) -> Terms:
         self._flat.gradient.zero_()
-        terms = ppo_loss(self._policy.evaluate(rows.obs, rows.action), rows, coefficients)
-        terms.loss.backward()
-        return terms._replace(loss=terms.loss.detach())
+        loss, terms = ppo_loss(self._policy.evaluate(rows.obs, rows.action), rows, coefficients)
+        loss.backward()
+        return terms

@@ -47,6 +47,8 @@ class Ring:
         if lease is not None:
             slab = self.slab(lease)
             slab.poison()
+            # A slot serves shards of other sizes too, so its fingerprint may be another schema's.
+            slab.header[Word.FINGERPRINT] = slab.schema.fingerprint
             slab.header[Word.SHARD], slab.header[Word.SEQUENCE] = lease.shard, lease.sequence
             slab.header[Word.FENCE] = lease.fence
         return lease

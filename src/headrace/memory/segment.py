@@ -54,18 +54,17 @@ class SharedSegment:
     @classmethod
     def create(cls, size_bytes: int) -> SharedSegment:
         """Make and reserve a new segment; refused with needed and available bytes if it does not fit."""
+        whole = os.statvfs("/dev/shm")
+        if 0 < whole.f_blocks * whole.f_frsize < size_bytes:  # never try: mapping it could fail half-way, and leave it
+            raise _no_room(size_bytes)
         name = f"headrace-{secrets.token_hex(8)}"
         memory = shared_memory.SharedMemory(name, create=True, size=size_bytes)
         try:
             os.posix_fallocate(memory._fd, 0, size_bytes)  # type: ignore[attr-defined]
         except OSError as error:
-            free = os.statvfs("/dev/shm")
             memory.close()
             memory.unlink()
-            raise HeadraceError(
-                f"shared memory: needed {size_bytes:,} bytes, {free.f_bavail * free.f_frsize:,} available in /dev/shm; "
-                f"use fewer environments or steps, or enlarge /dev/shm"
-            ) from error
+            raise _no_room(size_bytes) from error
         return cls(memory)
 
     @classmethod
@@ -89,3 +88,11 @@ class SharedSegment:
     def unlink(self) -> None:
         """Remove the name; only the creator does."""
         self._memory.unlink()
+
+
+def _no_room(size_bytes: int) -> HeadraceError:
+    free = os.statvfs("/dev/shm")
+    return HeadraceError(
+        f"shared memory: needed {size_bytes:,} bytes, {free.f_bavail * free.f_frsize:,} available in /dev/shm; "
+        f"use fewer environments or steps, or enlarge /dev/shm"
+    )

@@ -2,9 +2,10 @@
 
     [ header: 3 cache lines ][ field ][ field ] ...       the same bytes on the heap and in shared memory
 
-The header has one writer per word: line 0 is written once at creation, line 1 by the owner of the ring when it leases
-the slab, line 2 by the actor that fills it. The commit word holds the fence of the lease that filled the slab; the
-reader compares it with the fence it granted, so a writer whose lease was taken away can't pass its slab off as new.
+The header has one writer per word: line 0 (what lies here) and line 1 (for whom) are written by the owner of the ring
+when it leases the slab, line 2 by the actor that fills it. The commit word holds the fence of the lease that filled the
+slab; the reader compares it with the fence it granted, so a writer whose lease was taken away can't pass its slab off
+as new.
 
 A fresh lease is poisoned (NaN, 0xA5): a field that nobody wrote is seen at once. Final observations are not: they
 are read only as far as `final_count`, and most of that memory is never touched.

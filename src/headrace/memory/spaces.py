@@ -71,9 +71,7 @@ def size_of(space: Space) -> int:
 
 def bounds(space: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Low and high of a Box as arrays of its shape and dtype."""
-    low = np.broadcast_to(np.asarray(space.low, space.dtype), (size_of(space),)).reshape(space.shape)
-    high = np.broadcast_to(np.asarray(space.high, space.dtype), (size_of(space),)).reshape(space.shape)
-    return low, high
+    return _bound(space, space.low), _bound(space, space.high)
 
 
 def encode(space: Space) -> dict[str, Any]:
@@ -94,3 +92,13 @@ def decode(data: dict[str, Any]) -> Space:
             fields[key] = tuple(float(x) for x in value) if key in ("low", "high") else tuple(value)
     space: Space = _KINDS[kind](**fields)
     return space
+
+
+def _bound(space: Box, values: tuple[float, ...]) -> npt.NDArray[Any]:
+    dtype = np.dtype(space.dtype)
+    if dtype.kind in "iu":  # the limits of 64-bit integers are no floats: the nearest ones lie just outside
+        limits = np.iinfo(dtype)
+        array = np.asarray([min(max(int(x), limits.min), limits.max) for x in values], dtype)
+    else:
+        array = np.asarray(values, dtype)
+    return np.broadcast_to(array, (size_of(space),)).reshape(space.shape)

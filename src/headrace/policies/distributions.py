@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace.memory.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, size_of
 from headrace.policies.noise import NoiseSpec
 
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Distribution(Protocol):
@@ -111,8 +111,8 @@ class DiagonalGaussian:
         """Sums over the entries, [N] each."""
         mean, log_std = params.chunk(2, -1)
         scaled = (actions.reshape(mean.shape) - mean) * (-log_std).exp()
-        log_prob = -(0.5 * scaled.square() + log_std + _HALF_LOG_2PI).sum(-1)
-        return log_prob, (log_std + (0.5 + _HALF_LOG_2PI)).sum(-1)
+        log_prob = -(0.5 * scaled.square() + log_std + HALF_LOG_2PI).sum(-1)
+        return log_prob, (log_std + (0.5 + HALF_LOG_2PI)).sum(-1)
 
 
 def distribution_for(space: Space) -> Distribution:

@@ -47,12 +47,9 @@ class CounterNoise:
 
     def draw(self, counters: npt.NDArray[np.int64], n_steps: int) -> npt.NDArray[np.float32]:
         """Noise [n_steps, B, width]: entry t of environment b belongs to its transition counters[b] + t."""
-        transition: Words = (
-            counters.astype(np.uint64)[None, :, None] + np.arange(n_steps, dtype=np.uint64)[:, None, None]
-        )
-        position: Words = transition * np.uint64(self.spec.words) + np.arange(
-            self.spec.words, dtype=np.uint64
-        )  # [T, B, words]
+        transition = counters.astype(np.uint64)[None, :, None] + np.arange(n_steps, dtype=np.uint64)[:, None, None]
+        word = np.arange(self.spec.words, dtype=np.uint64)
+        position = np.asarray(transition * np.uint64(self.spec.words) + word, np.uint64)  # [T, B, words]
         return _transform(_mix(_mix(position * _GOLDEN + self._key_1) + self._key_2), self.spec.kind)
 
 
@@ -63,7 +60,8 @@ def _mix(x: Words) -> Words:
 
 
 def _transform(words: Words, kind: Kind) -> npt.NDArray[np.float32]:
-    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # strictly between 0 and 1
+    # 52 bits and a half: strictly between 0 and 1, since the sum is exact (with 53 bits the largest would round to 1).
+    uniform = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     if kind == "gumbel":
         noise = -np.log(-np.log(uniform))
     elif kind == "logistic":

@@ -1,0 +1,61 @@
+"""The plain MLP's `act` without module calls: the same numbers into memory that is kept between calls.
+
+A small policy spends most of its time on bookkeeping around a few tiny matrix products. This does the products alone.
+Takes MlpPolicy over float vectors with Categorical or DiagonalGaussian actions; `supports` says so, everything else
+acts through the policy's own `act`, which tests hold this equal to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from headrace.policies.distributions import Categorical, DiagonalGaussian
+from headrace.policies.networks import MlpPolicy
+
+
+def supports(module: nn.Module) -> bool:
+    """Whether this knows the policy. Subclasses may have changed anything, so they are not taken."""
+    return (
+        type(module) is MlpPolicy
+        and module.encode.is_vector
+        and isinstance(module.distribution, Categorical | DiagonalGaussian)
+    )
+
+
+class PlainMlpAct:
+    """Acts on tiles of one size. Reads the module's parameters in place, so loading new weights is seen."""
+
+    def __init__(self, module: MlpPolicy, tile: int) -> None:
+        layers = [layer for layer in module.actor if isinstance(layer, nn.Linear)]
+        self._log_std = None if module.log_std is None else module.log_std.detach()
+        self._layers = [
+            (layer.weight.detach().t(), layer.bias.detach(), torch.empty(tile, len(layer.bias))) for layer in layers
+        ]
+        self._scale, self._activate = _activation(module.activation, tile)
+
+    def __call__(self, obs: Tensor, noise: Tensor | None) -> Tensor:
+        """Actions of one tile; the result is overwritten by the next call."""
+        *hidden, (weight, bias, out) = self._layers
+        scale, activate, x = self._scale, self._activate, obs
+        for hidden_weight, hidden_bias, y in hidden:
+            torch.addmm(hidden_bias, x, hidden_weight, beta=scale, alpha=scale, out=y)
+            x = activate(y)
+        torch.addmm(bias, x, weight, out=out)
+        if self._log_std is None:
+            return torch.argmax(out if noise is None else out.add_(noise), 1)
+        return out if noise is None else out.addcmul_(noise, self._log_std.exp())
+
+
+def _activation(name: str, tile: int) -> tuple[float, Callable[[Tensor], Tensor]]:
+    """The cheapest way to the activation at this size, and what the products before it are scaled by."""
+    if name == "relu":
+        return 1.0, Tensor.relu_
+    if tile <= _SMALL_TILE:
+        return 1.0, Tensor.tanh_
+    return 2.0, lambda y: y.sigmoid_().mul_(2.0).sub_(1.0)
+
+
+_SMALL_TILE = 32  # rows up to which one slow tanh costs less than three quick operations

@@ -1,0 +1,1 @@
+"""What tests of several rooms share: a scripted environment, slow oracles, hypothesis strategies, slabs on the heap."""

@@ -1,0 +1,76 @@
+"""Slabs on the heap, and actors that fill them without a policy: every action is read off the noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.acting.actor import Actor
+from headrace.envs.actions import sender
+from headrace.envs.vector_env import VectorEnv
+from headrace.launch.shard import episode_seed
+from headrace.memory.schema import Schema, rollout_schema
+from headrace.memory.segment import HeapSegment
+from headrace.memory.slab import Slab, slab_bytes
+from headrace.memory.spaces import Box, Discrete
+from headrace.policies.noise import CounterNoise, NoiseSpec
+
+Array = npt.NDArray[Any]
+
+VECTOR = Box((3,), "float32", (-np.inf,), (np.inf,))
+CHOICE = Discrete(4)
+
+COMPLETED = ("log_prob", "value", "bootstrap_value", "last_value")  # written by the reader, not by actors
+
+
+def small_schema(n_steps: int = 5, n_envs: int = 3) -> Schema:
+    return rollout_schema(VECTOR, CHOICE, n_steps, n_envs)
+
+
+def heap_slab(schema: Schema) -> Slab:
+    """A poisoned slab, as a fresh lease hands it over."""
+    slab = Slab(schema, HeapSegment(slab_bytes(schema)).buffer)
+    slab.poison()
+    return slab
+
+
+def slab_for(envs: VectorEnv, n_steps: int) -> Slab:
+    return heap_slab(rollout_schema(envs.observation_space, envs.action_space, n_steps, envs.num_envs))
+
+
+def noise_keys(env_indices: range) -> list[tuple[int, int]]:
+    return [(1_000_003 * env + 17, 7_777_777 * env + 3) for env in env_indices]
+
+
+def noise_for(env_indices: range, width: int = CHOICE.n) -> CounterNoise:
+    return CounterNoise(NoiseSpec("gumbel", width), noise_keys(env_indices))
+
+
+def act_by_noise(obs: Array, noise: Array, out: Array) -> None:
+    """The policy of a test: uniform over the choices, and a function of (env, transition) alone."""
+    out[:] = noise.argmax(-1)
+
+
+def action_of(env_index: int, transition: int, width: int = CHOICE.n) -> int:
+    """What `act_by_noise` does in that transition of that environment, whoever hosts it."""
+    noise = noise_for(range(env_index, env_index + 1), width)
+    return int(noise.draw(np.array([transition]), 1)[0, 0].argmax())
+
+
+def noise_actor(envs: VectorEnv, env_indices: range, seed: int = 0) -> Actor:
+    def seed_of(env_index: int, episode: int) -> int:
+        return episode_seed(seed, env_index, episode)
+
+    return Actor(envs, noise_for(env_indices), sender(envs.action_space), env_indices, seed_of)
+
+
+def filled_slabs(envs: VectorEnv, env_indices: range, n_steps: int, count: int) -> list[Slab]:
+    """`count` consecutive slabs of one shard, as its actor leaves them."""
+    actor = noise_actor(envs, env_indices)
+    slabs = [slab_for(envs, n_steps) for _ in range(count)]
+    actor.begin(np.empty_like(slabs[0].last_obs))
+    for version, slab in enumerate(slabs):
+        actor.fill(slab, act_by_noise, version)
+    return slabs
