@@ -166,10 +166,18 @@ def run_peer(name: str, *args: str, timeout_s: float) -> dict[str, Any]:
     found = peer(name, install=False)
     if isinstance(found, Absent):
         raise PeerError(f"{name}: {found.reason}")
+    # -I keeps our PYTHONPATH out, and the driver's own folder: tianshou.py there is not the library.
+    return _driven(name, [str(found.executable), "-I", str(PEERS / f"{name}.py"), *args], timeout_s)
+
+
+def run_ours(*args: str, timeout_s: float) -> dict[str, Any]:
+    """headrace in a fresh process of its own, as the peers are."""
+    return _driven("headrace", [sys.executable, str(ROOT / "benchmarks" / "ours.py"), *args], timeout_s)
+
+
+def _driven(name: str, command: Sequence[str], timeout_s: float) -> dict[str, Any]:
     # A scratch directory: PufferLib links its resources into the working directory, others write checkpoints.
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as scratch:
-        # -I keeps our PYTHONPATH out, and the driver's own folder: tianshou.py there is not the library.
-        command = [str(found.executable), "-I", str(PEERS / f"{name}.py"), *args]
         output = _run(command, Path(scratch), timeout_s)
     try:
         answer = json.loads(output.strip().splitlines()[-1])

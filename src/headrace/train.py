@@ -165,14 +165,14 @@ class Run:
         return self._replica_module
 
     def snapshot(self) -> Snapshot:
-        """Everything the next update depends on. Call it between updates."""
+        """Everything the next update depends on, copied: the run may go on. Call it between updates."""
         live = self.journal.live(range(self.config.topology.n_envs))
         return Snapshot(
-            weights=dict(self.module.state_dict()),
-            optimizer=self.learner.optimizer_tensors(),
+            weights={name: tensor.clone() for name, tensor in self.module.state_dict().items()},
+            optimizer={name: tensor.clone() for name, tensor in self.learner.optimizer_tensors().items()},
             episodes={
-                "last_obs": self._last_obs,
-                "noise_counter": self._noise_counter,
+                "last_obs": self._last_obs.copy(),
+                "noise_counter": self._noise_counter.copy(),
                 "lengths": np.array([len(one.actions) for one in live], np.int64),
                 "actions": self._journalled(live),
             },

@@ -8,6 +8,7 @@ As a program it is that fresh process: JSON {checkpoint path: workload name} on 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -74,7 +75,7 @@ class Workload:
 
 
 # The five of issue 2, then one for each other kind of action. Among them: minibatches that do and do not divide the
-# rollout, schedules, clipped values, early stopping, tanh and relu, both kinds of gradients, a module of the user's own.
+# rollout, schedules, clipped values, early stopping, tanh and relu, both kinds of gradients, a user's own module.
 WORKLOADS = {
     one.name: one
     for one in (
@@ -97,7 +98,7 @@ WORKLOADS = {
             10,
             12,
             64,
-            env_kwargs={"observation": "multi_discrete", "action": "multi_binary"},
+            env_kwargs={"observation": "discrete", "action": "multi_binary"},
             options={"normalize_advantage": False, "max_grad_norm": 0.1},
         ),
         Workload(
@@ -120,7 +121,9 @@ class Trace:
 
     def after(self, earlier: Part) -> Trace:
         """This one, with what an earlier part of the run saw put before it."""
-        return Trace(**asdict(self) | {"episodes": earlier.episodes + self.episodes, "losses": earlier.losses + self.losses})
+        return Trace(
+            **asdict(self) | {"episodes": earlier.episodes + self.episodes, "losses": earlier.losses + self.losses}
+        )
 
 
 @dataclass
@@ -158,6 +161,12 @@ def play(workload: Workload, updates: int = UPDATES, **start: Any) -> Trace:
     """A calm run from its start."""
     with workload.start(**start) as model:
         return trace_of(model, advance(model, workload, updates))
+
+
+@functools.cache
+def calm(name: str) -> Trace:
+    """The run that all others of that workload are compared with; made once per session."""
+    return play(WORKLOADS[name])
 
 
 def play_to(path: Path, workload: Workload, updates: int, **start: Any) -> Part:

@@ -26,9 +26,7 @@ def matrix(axes: Mapping[str, Sequence[Any]], allowed: Callable[[Cell], bool] = 
 
 def all_cells(axes: Mapping[str, Sequence[Any]], allowed: Callable[[Cell], bool]) -> list[Cell]:
     """The product of the axes, less what makes no sense."""
-    return [
-        cell for values in product(*axes.values()) if allowed(cell := dict(zip(axes, values, strict=True)))
-    ]
+    return [cell for values in product(*axes.values()) if allowed(cell := dict(zip(axes, values, strict=True)))]
 
 
 def covering(cells: Sequence[Cell]) -> list[Cell]:

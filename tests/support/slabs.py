@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ def act_by_noise(obs: Array, noise: Array, out: Array) -> None:
     out[:] = noise.argmax(-1)
 
 
+@cache
 def action_of(env_index: int, transition: int, width: int = CHOICE.n) -> int:
     """What `act_by_noise` does in that transition of that environment, whoever hosts it."""
     noise = noise_for(range(env_index, env_index + 1), width)

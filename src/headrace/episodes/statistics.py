@@ -40,25 +40,19 @@ class EpisodeStatistics:
 
     def add(self, reward: Array, terminated: Array, truncated: Array, valid: Array, episode: Array) -> list[Finished]:
         """Take in [T, N] rows; returns the episodes that ended in them."""
-        done: list[Finished] = []
         ended = (terminated | truncated) & valid
-        some_end: Array = np.any(ended, axis=1)
-        counted = np.where(valid, reward, 0.0)
-        for t in range(len(reward)):
-            self._return += counted[t]
-            self._length += valid[t]
-            if some_end[t]:
-                for env in np.flatnonzero(ended[t]):
-                    done.append(
-                        Finished(
-                            int(env),
-                            int(episode[t, env]),
-                            float(self._return[env]),
-                            int(self._length[env]),
-                            bool(terminated[t, env]),
-                        )
-                    )
-                    self._return[env], self._length[env] = 0.0, 0
+        rewards = np.where(valid, reward, 0.0).astype(np.float64)
+        begin = np.zeros(len(self._return), np.int64)  # first row of each environment's running episode
+        done: list[Finished] = []
+        for t, env in np.argwhere(ended):  # by row, then environment
+            rows = slice(begin[env], t + 1)
+            total = float(self._return[env] + rewards[rows, env].sum())
+            length = int(self._length[env] + valid[rows, env].sum())
+            done.append(Finished(int(env), int(episode[t, env]), total, length, bool(terminated[t, env])))
+            self._return[env], self._length[env], begin[env] = 0.0, 0, t + 1
+        running = np.arange(len(reward))[:, None] >= begin
+        self._return += np.where(running, rewards, 0.0).sum(0)
+        self._length += (valid & running).sum(0)
         self._recent.extend((one.total_reward, one.length) for one in done)
         self.finished += len(done)
         return done

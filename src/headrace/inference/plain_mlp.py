@@ -38,15 +38,19 @@ class PlainMlpAct:
 
     def __call__(self, obs: Tensor, noise: Tensor | None) -> Tensor:
         """Actions of one tile; the result is overwritten by the next call."""
+        out = self.forward(obs)
+        if self._log_std is None:
+            return torch.argmax(out if noise is None else out.add_(noise), 1)
+        return out if noise is None else out.addcmul_(noise, self._log_std.exp())
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """The actor's head: logits or means."""
         *hidden, (weight, bias, out) = self._layers
         scale, activate, x = self._scale, self._activate, obs
         for hidden_weight, hidden_bias, y in hidden:
             torch.addmm(hidden_bias, x, hidden_weight, beta=scale, alpha=scale, out=y)
             x = activate(y)
-        torch.addmm(bias, x, weight, out=out)
-        if self._log_std is None:
-            return torch.argmax(out if noise is None else out.add_(noise), 1)
-        return out if noise is None else out.addcmul_(noise, self._log_std.exp())
+        return torch.addmm(bias, x, weight, out=out)
 
 
 def _activation(name: str, tile: int) -> tuple[float, Callable[[Tensor], Tensor]]:

@@ -54,8 +54,7 @@ class GymnasiumVector:
 
     def begin(self, first: Array) -> None:
         """Reset all, each with its own leaf of the seed tree."""
-        obs, _ = self._envs.reset(seed=[self._seed_of(index, 0) for index in self._indices])
-        self._write(obs, first)
+        self._write(self._reset(seed=[self._seed_of(index, 0) for index in self._indices]), first)
 
     def restore(self, live: Sequence[LiveEpisode], first: Array) -> None:
         """Refused: a pool that resets itself can't be put back into an episode."""
@@ -69,15 +68,17 @@ class GymnasiumVector:
         """One step of the pool, told in the normal form."""
         try:
             obs, reward, terminated, truncated, infos = self._envs.step(actions)
+            row.valid[:] = ~self._resetting
+            row.reward[:] = np.where(self._resetting, 0.0, reward)
+            row.terminated[:] = terminated & ~self._resetting
+            row.truncated[:] = truncated & ~self._resetting
         except Exception as error:
-            raise EnvFailure(0, f"the vector environment raised {type(error).__name__}: {error}") from error
-        row.valid[:] = ~self._resetting
-        row.reward[:] = np.where(self._resetting, 0.0, reward)
-        row.terminated[:] = terminated & ~self._resetting
-        row.truncated[:] = truncated & ~self._resetting
+            raise _somewhere(error) from error
         ended = row.terminated | row.truncated
         cut = np.flatnonzero(row.truncated & ~row.terminated)
         if self._mode is AutoresetMode.SAME_STEP:
+            if len(cut) and "final_obs" not in infos:
+                raise EnvFailure(int(cut[0]), "was truncated in same-step mode without an info['final_obs']")
             for position in cut:
                 final(int(position), infos["final_obs"][position])
         else:
@@ -89,13 +90,20 @@ class GymnasiumVector:
                 self._seed_of(index, int(episode)) if over else None
                 for index, episode, over in zip(self._indices, self._episode, ended, strict=True)
             ]
-            obs, _ = self._envs.reset(seed=seeds, options={"reset_mask": ended.copy()})
+            obs = self._reset(seed=seeds, options={"reset_mask": ended.copy()})
         self._resetting = ended if self.skips_rows else self._resetting
         self._write(obs, row.next_obs)
 
     def close(self) -> None:
         """Close the pool."""
         self._envs.close()
+
+    def _reset(self, **arguments: Any) -> Any:
+        try:
+            obs, _ = self._envs.reset(**arguments)
+        except Exception as error:
+            raise _somewhere(error) from error
+        return obs
 
     def _write(self, obs: Any, out: Array) -> None:
         if np.shape(obs) != (self.num_envs, *self._shape):
@@ -104,3 +112,8 @@ class GymnasiumVector:
             np.copyto(out, obs, casting="same_kind")
         except TypeError as error:
             raise EnvFailure(0, f"expected observations of dtype {out.dtype}, got {np.asarray(obs).dtype}") from error
+
+
+def _somewhere(error: Exception) -> EnvFailure:
+    """A pool does not say which of its environments it was."""
+    return EnvFailure(0, f"(or another one of its pool) raised {type(error).__name__}: {error}")

@@ -1,0 +1,313 @@
+"""GAE and returns against the definition, transcribed episode by episode; then end to end from every kind of source.
+
+    random chains ──> gae ──┬── compared with slow_gae
+    ChainEnv in every source ──> actor ──> slabs ──> batch ──> completion ──> gae ──┬── compared with the script's own
+Swapping terminated and truncated, anywhere on the way, turns the comparison red.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.chains import SOURCES, Script, Tampered, Transition, chain_envs, expected_stream, swap_flags
+from support.generators import Flags, flags, floats_like, quick, seeds, thorough
+from support.oracles import discounted_advantages, slow_gae
+from support.slabs import Array, action_of, filled_slabs
+from torch import Tensor, nn
+
+from headrace.envs.vector_env import VectorEnv
+from headrace.learning.advantages import gae
+from headrace.learning.batch import assemble, write_back
+from headrace.learning.completion import complete
+from headrace.memory.slab import Slab
+from headrace.policies.noise import NoiseSpec
+from headrace.policies.policy import Evaluation
+
+TOLERANCE = 1e-6
+
+discounts = st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0])
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What gae works on, besides the flags."""
+
+    reward: Array
+    value: Array
+    bootstrap_value: Array
+    last_value: Array
+
+    @classmethod
+    def draw(cls, shape: tuple[int, int], seed: int) -> Numbers:
+        """Random everywhere, also in invalid rows and in bootstrap values nobody asked for: they must not matter."""
+        rng = np.random.default_rng(seed)
+        return cls(floats_like(rng, shape), floats_like(rng, shape), floats_like(rng, shape), floats_like(rng, shape[1:]))
+
+    def through(
+        self, function: Callable[..., tuple[Array, Array]], rows: Flags, gamma: float, gae_lambda: float
+    ) -> tuple[Array, Array]:
+        return function(
+            self.reward,
+            self.value,
+            self.bootstrap_value,
+            rows.terminated,
+            rows.truncated,
+            rows.valid,
+            self.last_value,
+            gamma,
+            gae_lambda,
+        )
+
+
+def assert_close(got: Array, wanted: Array) -> None:
+    assert got.dtype == np.float32
+    assert np.abs(got.astype(np.float64) - wanted).max(initial=0.0) < TOLERANCE
+
+
+def assert_gae_is_the_definition(
+    numbers: Numbers, rows: Flags, told: Flags, gamma: float = 0.99, gae_lambda: float = 0.95
+) -> None:
+    """`rows` are what happened, `told` is what gae is told of them."""
+    for got, wanted in zip(
+        numbers.through(gae, told, gamma, gae_lambda), numbers.through(slow_gae, rows, gamma, gae_lambda), strict=True
+    ):
+        assert_close(got, wanted)
+
+
+# -------------------------------------------------------------------------------------------------------- random chains
+
+
+@thorough
+@given(rows=flags(), seed=seeds, gamma=discounts, gae_lambda=discounts)
+def test_gae_is_its_definition(rows: Flags, seed: int, gamma: float, gae_lambda: float) -> None:
+    assert_gae_is_the_definition(Numbers.draw(rows.shape, seed), rows, rows, gamma, gae_lambda)
+
+
+@quick
+@given(rows=flags(), seed=seeds)
+def test_what_invalid_rows_hold_has_no_influence(rows: Flags, seed: int) -> None:
+    numbers, other = Numbers.draw(rows.shape, seed), Numbers.draw(rows.shape, seed + 1)
+    mixed = Numbers(
+        np.where(rows.valid, numbers.reward, other.reward),
+        np.where(rows.valid, numbers.value, other.value),
+        np.where(rows.valid, numbers.bootstrap_value, other.bootstrap_value),
+        numbers.last_value,
+    )
+    ours, theirs = numbers.through(gae, rows, 0.9, 0.8)[0], mixed.through(gae, rows, 0.9, 0.8)[0]
+    assert (ours[rows.valid] == theirs[rows.valid]).all()
+    assert (ours[~rows.valid] == 0).all()
+
+
+def chain_with_every_ending() -> Flags:
+    """Terminated, truncated, both, a skipped row, and a rollout's edge in the middle of an episode."""
+    codes = np.array([[0, 1, 0, 2, 0, 3, 0, 0], [1, -1, 2, -1, 3, -1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 2]]).T
+    return Flags((codes > 0) & (codes & 1 > 0), (codes > 0) & (codes & 2 > 0), codes >= 0)
+
+
+def test_swapped_flags_are_caught() -> None:
+    rows = chain_with_every_ending()
+    numbers = Numbers.draw(rows.shape, 1)
+    assert_gae_is_the_definition(numbers, rows, rows)
+    with pytest.raises(AssertionError):
+        assert_gae_is_the_definition(numbers, rows, Flags(rows.truncated, rows.terminated, rows.valid))
+
+
+@pytest.mark.parametrize("forgotten", ["truncated", "terminated", "valid"])
+def test_a_flag_that_is_not_looked_at_is_caught(forgotten: str) -> None:
+    rows = chain_with_every_ending()
+    blind = rows._replace(**{forgotten: np.full(rows.shape, forgotten == "valid")})
+    with pytest.raises(AssertionError):
+        assert_gae_is_the_definition(Numbers.draw(rows.shape, 1), rows, blind)
+
+
+def test_by_hand() -> None:
+    """Two steps, cut with a final value of 10; then one step to the rollout's edge, with a value of 2 after it."""
+    column = lambda *numbers: np.array(numbers, np.float32)[:, None]  # noqa: E731
+    advantage, returns = gae(
+        column(1, 2, 3),
+        column(0.5, 0.25, 4),
+        column(0, 10, 0),
+        np.zeros((3, 1), np.bool_),
+        np.array([[False], [True], [False]]),
+        np.ones((3, 1), np.bool_),
+        np.array([2.0], np.float32),
+        0.5,
+        0.5,
+    )
+    last = 2 + 0.5 * 10 - 0.25
+    assert advantage[:, 0].tolist() == [1 + 0.5 * 0.25 - 0.5 + 0.25 * last, last, 3 + 0.5 * 2 - 4]
+    assert returns[:, 0].tolist() == (advantage[:, 0] + [0.5, 0.25, 4]).tolist()
+
+
+# ----------------------------------------------------------------------------------------- end to end, from every source
+
+SHARDS = (range(3), range(3, 5))
+GAMMA, GAE_LAMBDA = 0.97, 0.9
+
+
+def known_value(obs: Tensor) -> Tensor:
+    """Exact in float32, so it does not matter where in a batch an observation lies."""
+    return ((13 * obs[:, 0] + 7 * obs[:, 1] + 5 * obs[:, 2]) % 32) / 64 - 0.25
+
+
+class KnownValues(nn.Module):
+    """A policy of which only the values matter."""
+
+    noise = NoiseSpec("gumbel", 4)
+    largest_tile = 64
+
+    def act(self, obs: Tensor, noise: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def evaluate(self, obs: Tensor, actions: Tensor) -> Evaluation:
+        return Evaluation(torch.zeros(len(obs)), torch.zeros(len(obs)), known_value(obs))
+
+    def value(self, obs: Tensor) -> Tensor:
+        return known_value(obs)
+
+
+def value_of(obs: tuple[float, ...]) -> float:
+    return float(known_value(torch.tensor([obs]))[0])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the library says of one real transition, and whether its episode ended in the same slab."""
+
+    advantage: float
+    target: float
+    is_whole: bool
+
+
+def estimates(
+    source: str, script: Script, n_steps: int, count: int, wrap: Callable[[VectorEnv], VectorEnv] = lambda envs: envs
+) -> tuple[list[list[list[Estimate]]], list[list[Slab]]]:
+    """[update][env][transition], and the slabs [update][shard], through the real actor, batch and completion."""
+    shards = [filled_slabs(wrap(chain_envs(source, shard, script)[0]), shard, n_steps, count) for shard in SHARDS]
+    updates = [list(slabs) for slabs in zip(*shards, strict=True)]
+    result = []
+    for slabs in updates:
+        batch = assemble(slabs)
+        complete(batch, KnownValues())
+        write_back(batch, slabs)
+        advantage, returns = gae(
+            batch.reward,
+            batch.value,
+            batch.bootstrap_value,
+            batch.terminated,
+            batch.truncated,
+            batch.valid,
+            batch.last_value,
+            GAMMA,
+            GAE_LAMBDA,
+        )
+        ended = (batch.terminated | batch.truncated) & batch.valid
+        ends_from_here = np.cumsum(ended[::-1], axis=0)[::-1] > 0
+        result.append(
+            [
+                [
+                    Estimate(float(advantage[t, env]), float(returns[t, env]), bool(ends_from_here[t, env]))
+                    for t in np.flatnonzero(batch.valid[:, env])
+                ]
+                for env in range(batch.n_envs)
+            ]
+        )
+    return result, updates
+
+
+def scripted_estimates(stream: list[Transition]) -> list[tuple[float, float]]:
+    """Advantage and return of one environment's transitions of one slab, from the script alone."""
+    result: list[tuple[float, float]] = []
+    while stream:
+        is_same_episode = [one.obs[1] == stream[0].obs[1] for one in stream]
+        episode = stream[: sum(is_same_episode)]
+        stream = stream[len(episode) :]
+        last = episode[-1]
+        if last.terminated:
+            after = 0.0
+        elif last.truncated:
+            assert last.final is not None
+            after = value_of(last.final)
+        else:  # the rollout's edge
+            env, number, step = last.obs
+            after = value_of((env, number, step + 1))
+        values = [value_of(one.obs) for one in episode]
+        advantages = discounted_advantages([one.reward for one in episode], values, after, GAMMA, GAE_LAMBDA)
+        result += [(a, a + v) for a, v in zip(advantages, values, strict=True)]
+    return result
+
+
+def assert_estimates_are_the_scripts(updates: list[list[list[Estimate]]], script: Script) -> None:
+    for env in range(SHARDS[-1].stop):
+        lengths = [len(by_env[env]) for by_env in updates]
+        stream = expected_stream(script, env, sum(lengths), action_of)
+        start = 0
+        for by_env, length in zip(updates, lengths, strict=True):
+            wanted = scripted_estimates(stream[start : start + length])
+            for got, (advantage, target) in zip(by_env[env], wanted, strict=True):
+                assert abs(got.advantage - advantage) < TOLERANCE
+                assert abs(got.target - target) < TOLERANCE
+            start += length
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("n_steps", [1, 2, 5, 16])
+@pytest.mark.parametrize("seed", range(3))
+def test_from_environment_to_advantage_it_is_the_script(source: str, n_steps: int, seed: int) -> None:
+    script = Script(seed)
+    updates, _ = estimates(source, script, n_steps, count=6)
+    assert_estimates_are_the_scripts(updates, script)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_source_that_swaps_the_flags_is_caught_at_the_advantages(source: str) -> None:
+    script = Script(1)
+    updates, _ = estimates(source, script, 16, count=2, wrap=lambda envs: Tampered(envs, swap_flags))  # type: ignore[arg-type, return-value]
+    with pytest.raises(AssertionError):
+        assert_estimates_are_the_scripts(updates, script)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_wrong_final_observation_is_caught_at_the_advantages(source: str) -> None:
+    script = Script(1)
+    updates, _ = estimates(source, script, 16, count=2, wrap=lambda envs: Tampered(envs, lambda row: None, False))  # type: ignore[arg-type, return-value]
+    with pytest.raises(AssertionError):
+        assert_estimates_are_the_scripts(updates, script)
+
+
+def whole_episodes(updates: list[list[list[Estimate]]]) -> dict[tuple[int, int], Estimate]:
+    """(env, transition) -> estimate, where no rollout's edge takes part in it."""
+    found = {}
+    for env in range(SHARDS[-1].stop):
+        stream = [one for by_env in updates for one in by_env[env]]
+        found |= {(env, n): one for n, one in enumerate(stream) if one.is_whole}
+    return found
+
+
+@pytest.mark.parametrize("source", [source for source in SOURCES if source != "serial"])
+def test_the_streams_of_advantages_do_not_depend_on_how_a_source_resets(source: str) -> None:
+    """One long slab: a rollout's edge lies elsewhere where rows are skipped, so only whole episodes can be compared."""
+    ours, theirs = (whole_episodes(estimates(one, Script(5), 64, count=1)[0]) for one in ("serial", source))
+    common = ours.keys() & theirs.keys()
+    assert len(common) > 5 * 32
+    assert all(ours[key] == theirs[key] for key in common)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_completion_reaches_every_slab(source: str) -> None:
+    """After it no field is poisoned, and each slab holds the values of its own environments."""
+    _, updates = estimates(source, Script(2), 8, count=2)
+    for slab in (slab for slabs in updates for slab in slabs):
+        flat = torch.from_numpy(slab.obs.reshape(-1, 3))
+        assert (slab.value.reshape(-1) == known_value(flat).numpy()).all()
+        assert (slab.last_value == known_value(torch.from_numpy(slab.last_obs)).numpy()).all()
+        wanted = np.zeros(slab.value.size, np.float32)
+        wanted[slab.final_row] = known_value(torch.from_numpy(np.ascontiguousarray(slab.final_obs))).numpy()
+        assert (slab.bootstrap_value.reshape(-1) == wanted).all()
+        assert (slab.log_prob == 0).all()
