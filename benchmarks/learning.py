@@ -1,8 +1,8 @@
 """Does it learn? Five seeds of three tasks to their thresholds, beside SB3 with equal hyperparameters, in one run.
 
-    final return: mean of 100 evaluation episodes after the last step        CartPole >= 475, Acrobot >= -100, Pendulum >= -250
-    steps to threshold: first periodic evaluation that reaches it            same as SB3's or fewer, within noise
-    time to 475: training seconds to it, each with its own tuned settings    at most half of SB3's
+    final return: 100 evaluation episodes after the last step       CartPole >= 475, Acrobot >= -100, Pendulum >= -250
+    steps to threshold: first periodic evaluation that reaches it   same as SB3's or fewer, within noise
+    time to 475: training seconds to it, both tuned                 at most half of SB3's
 
 The hyperparameters are the files in configs/, which `headrace train --config` takes.
 """

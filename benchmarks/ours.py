@@ -93,10 +93,8 @@ def main() -> None:
     learning.add_argument("--eval-every", type=int, help="steps between periodic evaluations; none without it")
     learning.add_argument("--stop-at", type=float, help="stop once a periodic evaluation reaches this mean reward")
     arguments = parser.parse_args()
-    if arguments.command == "train_sps":
-        result = train_sps(arguments.updates, arguments.gradients)
-    else:
-        result = learn(arguments)
+    is_speed = arguments.command == "train_sps"
+    result = train_sps(arguments.updates, arguments.gradients) if is_speed else learn(arguments)
     print(json.dumps({**result, "version": hr.__version__}))
 
 

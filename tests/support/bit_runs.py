@@ -37,7 +37,7 @@ def _own_policy() -> nn.Module:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Workload:
     """A run in a few words; everything else is a default of PPO."""
 

@@ -1,0 +1,32 @@
+"""Every benchmark script runs in its tiniest form and leaves the JSON that its readers expect. It proves no number."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if "harness.arguments" in path.read_text())
+
+
+def test_there_are_scripts() -> None:
+    assert {"train_sps.py", "collect_sps.py", "learning.py"} <= set(SCRIPTS)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_smoke(script: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / script), "--smoke", "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(report.read_text())
+    assert document["host"]["cores"] >= 1
+    assert document["claims"]
+    for claim in document["claims"]:
+        assert set(claim) == {"name", "value", "unit", "baseline", "ratio", "goal", "holds"}
+        assert claim["value"] is not None
+        if claim["baseline"] is None:  # nobody to compare with: nothing may be claimed
+            assert claim["ratio"] is None
+            assert claim["holds"] in (None, True, False)

@@ -1,0 +1,167 @@
+"""Minibatches and batches without a run, and PPO once more: slow, plain, as Stable-Baselines3 2.x writes it.
+
+spaces by name (bit_envs) -> policy -> rows / batch            sb3_terms: the loss in float64 numpy
+                                                               sb3_train: its epochs, clipping and Adam in torch
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from headrace.envs.adapters.gymnasium_spaces import describe
+from headrace.learning.batch import Batch
+from headrace.learning.completion import complete
+from headrace.learning.config import PpoConfig
+from headrace.learning.ppo import Coefficients, Rows
+from headrace.memory.spaces import Space
+from headrace.policies.networks import as_policy
+from support.bit_envs import ACTIONS, OBSERVATIONS
+
+Array = npt.NDArray[Any]
+
+
+def spaces_named(observation: str, action: str) -> tuple[Space, Space]:
+    """Two spaces of bit_envs as headrace describes them."""
+    return describe(OBSERVATIONS[observation], "observation", "test"), describe(ACTIONS[action], "action", "test")
+
+
+def observations(name: str, count: int, seed: int) -> Array:
+    """Random members of an observation space."""
+    space = copy.deepcopy(OBSERVATIONS[name])
+    space.seed(seed)
+    return np.stack([space.sample() for _ in range(count)])
+
+
+def noise_for(module: nn.Module, count: int, rng: np.random.Generator) -> Tensor:
+    """Noise as `act` wants it; its distribution matters little here."""
+    return torch.from_numpy(rng.gumbel(size=(count, as_policy(module).noise.width)).astype(np.float32))
+
+
+def shaken(module: nn.Module, seed: int, scale: float = 0.3) -> nn.Module:
+    """Away from the initialisation, where heads are nearly zero and gradients tiny."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+def random_rows(module: nn.Module, observation: str, count: int, seed: int, moved: float = 0.3) -> Rows:
+    """A minibatch after some epochs: ratios off 1 by about `moved`, values off what they were."""
+    rng = np.random.default_rng(seed)
+    obs = torch.from_numpy(observations(observation, count, seed))
+    with torch.no_grad():
+        action = as_policy(module).act(obs, noise_for(module, count, rng))
+        now = as_policy(module).evaluate(obs, action)
+
+    def normal(scale: float) -> Tensor:
+        return torch.from_numpy(rng.normal(0, scale, count).astype(np.float32))
+
+    return Rows(obs, action, now.log_prob + normal(moved), now.value + normal(moved), normal(1.0), normal(2.0))
+
+
+def completed_batch(
+    module: nn.Module, observation: str, action: Space, n_steps: int, n_envs: int, seed: int, invalid: float = 0.0
+) -> Batch:
+    """A batch as it reaches the learner: acted and completed by `module`, with some ends and some invalid rows."""
+    rng = np.random.default_rng(seed)
+    n = n_steps * n_envs
+    obs = observations(observation, n, seed)
+    actions = as_policy(module).act(torch.from_numpy(obs), noise_for(module, n, rng)).detach().numpy()
+    ended = rng.random((n_steps, n_envs))
+    zeros = np.zeros((n_steps, n_envs), np.float32)
+    truncated = (ended > 0.1) & (ended < 0.2)
+    batch = Batch(
+        obs=obs.reshape(n_steps, n_envs, *obs.shape[1:]),
+        action=actions.reshape(n_steps, n_envs, *actions.shape[1:]).astype(action.dtype),
+        reward=rng.normal(size=(n_steps, n_envs)).astype(np.float32),
+        terminated=ended < 0.1,
+        truncated=truncated,
+        valid=rng.random((n_steps, n_envs)) >= invalid,
+        version=np.zeros(n_steps, np.int64),
+        episode=zeros.astype(np.int64),
+        step=zeros.astype(np.int32),
+        last_obs=observations(observation, n_envs, seed + 1),
+        final_row=np.flatnonzero(truncated),
+        final_obs=observations(observation, max(1, int(truncated.sum())), seed + 2)[: int(truncated.sum())],
+        log_prob=zeros.copy(),
+        value=zeros.copy(),
+        bootstrap_value=zeros.copy(),
+        last_value=zeros[0].copy(),
+    )
+    complete(batch, module)
+    return batch
+
+
+def sb3_terms(log_prob: Array, entropy: Array, value: Array, rows: Rows, c: Coefficients) -> dict[str, float]:
+    """stable_baselines3/ppo/ppo.py, PPO.train, one minibatch, word for word but in float64 numpy."""
+    old_log_prob, old_value, advantages, returns = (
+        tensor.numpy().astype(np.float64) for tensor in (rows.log_prob, rows.value, rows.advantage, rows.returns)
+    )
+    if c.normalize_advantage and len(advantages) > 1:
+        advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
+    ratio = np.exp(log_prob - old_log_prob)
+    policy_loss_1 = advantages * ratio
+    policy_loss_2 = advantages * np.clip(ratio, 1 - c.clip_range, 1 + c.clip_range)
+    policy_loss = -np.minimum(policy_loss_1, policy_loss_2).mean()
+    values_pred = value
+    if c.clip_range_vf is not None:
+        values_pred = old_value + np.clip(value - old_value, -c.clip_range_vf, c.clip_range_vf)
+    value_loss = np.mean((returns - values_pred) ** 2)
+    entropy_loss = -np.mean(entropy)
+    log_ratio = log_prob - old_log_prob
+    return {
+        "loss": policy_loss + c.ent_coef * entropy_loss + c.vf_coef * value_loss,
+        "policy_gradient_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy_loss": entropy_loss,
+        "approx_kl": np.mean((np.exp(log_ratio) - 1) - log_ratio),
+        "old_approx_kl": np.mean(-log_ratio),  # CleanRL's
+        "clip_fraction": np.mean(np.abs(ratio - 1) > c.clip_range),
+        "ratio_error": np.abs(ratio - 1).max(),  # ours
+    }
+
+
+def sb3_train(
+    module: nn.Module,
+    rows: Rows,
+    valid: Array,
+    config: PpoConfig,
+    c: Coefficients,
+    learning_rate: float,
+    generator: np.random.Generator,
+) -> list[list[int]]:
+    """SB3's epochs over a batch, on the module's own parameters. Returns the rows of each minibatch looked at."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate, eps=1e-5)
+    looked_at = []
+    for _ in range(config.n_epochs):
+        order = generator.permutation(valid)
+        for start in range(0, len(order), config.batch_size):
+            part = Rows(*(tensor[order[start : start + config.batch_size]] for tensor in rows))
+            looked_at.append(order[start : start + config.batch_size].tolist())
+            advantages = part.advantage
+            if c.normalize_advantage and len(advantages) > 1:
+                advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            log_prob, entropy, value = as_policy(module).evaluate(part.obs, part.action)
+            ratio = torch.exp(log_prob - part.log_prob)
+            clipped = torch.clamp(ratio, 1 - c.clip_range, 1 + c.clip_range)
+            policy_loss = -torch.min(advantages * ratio, advantages * clipped).mean()
+            if c.clip_range_vf is not None:
+                value = part.value + torch.clamp(value - part.value, -c.clip_range_vf, c.clip_range_vf)
+            loss = policy_loss - c.ent_coef * entropy.mean() + c.vf_coef * nn.functional.mse_loss(part.returns, value)
+            with torch.no_grad():
+                log_ratio = log_prob - part.log_prob
+                approx_kl = float(torch.mean((torch.exp(log_ratio) - 1) - log_ratio))
+            if config.target_kl is not None and approx_kl > 1.5 * config.target_kl:
+                return looked_at
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(module.parameters(), config.max_grad_norm)
+            optimizer.step()
+    return looked_at

@@ -1,0 +1,89 @@
+"""Episode statistics: accumulated over slabs as if row by row, and carried through JSON to the last bit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from support.generators import Flags, flags, floats_like, quick, seeds, thorough
+from support.oracles import SlowEnv
+from support.slabs import Array
+
+from headrace.episodes.counting import Counters, number_rows
+from headrace.episodes.statistics import EpisodeStatistics, Finished, encode_finished
+
+
+def batches_of(rows: Flags, seed: int, n_batches: int = 3) -> list[tuple[Array, Flags, Array]]:
+    """Rewards, flags and episode numbers, cut into consecutive batches."""
+    episode = np.empty(rows.shape, np.int64)
+    number_rows(*rows, Counters.start(rows.shape[1]), episode, np.empty(rows.shape, np.int64))
+    reward = floats_like(np.random.default_rng(seed), rows.shape, scale=100.0)
+    edges = np.linspace(0, rows.shape[0], n_batches + 1).astype(int)
+    pieces = zip(edges[:-1], edges[1:], strict=True)
+    return [(reward[a:b], rows.rows(a, b), episode[a:b]) for a, b in pieces if a < b]
+
+
+def add(statistics: EpisodeStatistics, batches: list[tuple[Array, Flags, Array]]) -> list[Finished]:
+    return [one for reward, rows, episode in batches for one in statistics.add(reward, *rows, episode)]
+
+
+def finished_slowly(batches: list[tuple[Array, Flags, Array]], n_envs: int) -> list[Finished]:
+    lives, done = [SlowEnv(b) for b in range(n_envs)], []
+    for reward, rows, _ in batches:
+        for t in range(len(reward)):
+            for b, life in enumerate(lives):
+                _, finished = life.live_through(None, reward[t, b], *(flag[t, b] for flag in rows))
+                done += [finished] if finished else []
+    return done
+
+
+@thorough
+@given(flags(), seeds)
+def test_episodes_are_told_as_if_counted_one_by_one(rows: Flags, seed: int) -> None:
+    statistics = EpisodeStatistics(rows.shape[1], window=5)
+    batches = batches_of(rows, seed)
+    wanted = finished_slowly(batches, rows.shape[1])
+    assert add(statistics, batches) == wanted, "ordered by row, then by environment"
+    assert statistics.finished == len(wanted)
+    recent = wanted[-5:]
+    if not recent:
+        assert statistics.means() is None
+    else:
+        assert statistics.means() == (
+            pytest.approx(np.mean([one.total_reward for one in recent])),
+            pytest.approx(np.mean([one.length for one in recent])),
+        )
+
+
+@quick
+@given(flags(max_steps=20), seeds)
+def test_it_goes_on_from_json_bit_for_bit(rows: Flags, seed: int) -> None:
+    n_envs, batches = rows.shape[1], batches_of(rows, seed)
+    straight, before = EpisodeStatistics(n_envs, window=5), EpisodeStatistics(n_envs, window=5)
+    add(straight, batches[:1])
+    add(before, batches[:1])
+    resumed = EpisodeStatistics(n_envs, window=5)
+    resumed.restore(json.loads(json.dumps(before.encode(), allow_nan=False)))
+    assert resumed.encode() == before.encode()
+    assert add(resumed, batches[1:]) == add(straight, batches[1:])
+    assert resumed.encode() == straight.encode()
+    assert resumed.means() == straight.means()
+
+
+def test_both_flags_count_as_terminated() -> None:
+    one: Any = np.ones((1, 1), np.bool_)
+    (finished,) = EpisodeStatistics(1).add(np.array([[2.5]], np.float32), one, one, one, np.array([[7]]))
+    assert finished == Finished(env_index=0, episode=7, total_reward=2.5, length=1, terminated=True)
+    assert encode_finished(finished) == asdict(finished)
+
+
+def test_the_reward_of_an_invalid_row_does_not_count_even_if_it_is_poison() -> None:
+    statistics = EpisodeStatistics(1)
+    no, valid = np.zeros((3, 1), np.bool_), np.array([[True], [False], [True]])
+    ended = np.array([[False], [False], [True]])
+    (finished,) = statistics.add(np.array([[1.0], [np.nan], [2.0]], np.float32), ended, no, valid, np.zeros((3, 1)))
+    assert (finished.total_reward, finished.length) == (3.0, 2)
