@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,13 +21,14 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from headrace.checkpoints.run_directory import open_run_dir, settled
 from headrace.checkpoints.snapshot import Snapshot, find_latest, save
 from headrace.envs.actions import sender
 from headrace.envs.seeds import Purpose
 from headrace.envs.serial import SerialEnvs
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.envs.vector_env import VectorEnv
-from headrace.errors import SchemaError, UsageError
+from headrace.errors import HeadraceError, SchemaError, UsageError
 from headrace.evaluation.evaluate import Evaluated, evaluate
 from headrace.inference.local import LocalInference
 from headrace.inference.threads import torch_threads
@@ -40,8 +42,8 @@ from headrace.memory.spaces import shape_of
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module
-from headrace.run_config import RunConfig, decode
-from headrace.session import Result, Session, SessionConfig, open_run_dir, with_more_steps
+from headrace.run_config import RunConfig, SessionConfig, decode, encode
+from headrace.session import Result, Session, with_more_steps
 from headrace.telemetry.sinks import Record
 from headrace.train import Run
 from headrace.views.terminal import TerminalView
@@ -52,6 +54,13 @@ _EVALUATION_ENVS = 16
 
 class PPO:
     """Proximal policy optimisation over environments that headrace builds, seeds and steps."""
+
+    result: Result | None = None  # how the last learn ended
+    _verbose = 0
+    _predictions = 0
+    _is_new = True  # neither trained nor restored: it may not go on in another run's directory
+    _is_torn = False  # collecting was broken off: the environments are beyond the last commit
+    _is_closed = False
 
     def __init__(
         self,
@@ -84,6 +93,7 @@ class PPO:
         max_lag: int = 0,
         shards: int = 0,
         seed: int | None = None,
+        verbose: int = 0,
     ) -> None:
         options: dict[str, Any] = {
             "learning_rate": learning_rate,
@@ -110,14 +120,13 @@ class PPO:
             topology=TopologyConfig(n_envs, topology, str(workers), inference, max_lag, shards),
         )
         self._run = Run(config, None if isinstance(policy, str) else copy.deepcopy(policy))
-        self.result: Result | None = None
+        self._verbose = verbose
 
     @classmethod
     def from_config(cls, config: RunConfig, module: Module | None = None) -> Self:
         """A model from a whole configuration, as the command line and checkpoints have it."""
         model = cls.__new__(cls)
         model._run = Run(config, None if module is None else copy.deepcopy(module))
-        model.result = None
         return model
 
     def plan(self) -> str:
@@ -136,9 +145,21 @@ class PPO:
 
         `callback` gets every update's record and stops training by returning False. Further keywords are those of
         SessionConfig: eval_every, n_eval_episodes, stop_reward, checkpoint_every, keep_checkpoints, tags.
+        With progress_bar, or verbose=1, the terminal shows the run. Ctrl-C ends it at the last update and comes out as
+        KeyboardInterrupt; the model is then as after that update, and can be saved or learn on.
         """
-        config = with_more_steps(SessionConfig(total_timesteps, **session), self._run)
-        self.train(config, Path(run_dir) if run_dir is not None else None, progress_bar, callback)
+        try:
+            config = SessionConfig(int(total_timesteps), **session)
+        except TypeError as error:
+            known = ", ".join(name for name in SessionConfig.__dataclass_fields__ if name != "total_timesteps")
+            raise UsageError(f"learn: {error}; expected some of {known}") from error
+        show = progress_bar or self._verbose > 0
+        directory = None if run_dir is None else Path(run_dir)
+        result = self.train(with_more_steps(config, self._run), directory, show, callback)
+        if result.exit_reason == "SIGINT":
+            raise KeyboardInterrupt
+        if result.exit_reason == "SIGTERM":
+            raise SystemExit(result.exit_code)
         return self
 
     def train(
@@ -149,10 +170,18 @@ class PPO:
         callback: Callable[[Record], bool | None] | None = None,
     ) -> Result:
         """Train up to config.total_timesteps steps in all, counted from the run's start."""
+        if self._is_closed:
+            raise UsageError("this model was closed; make or load another one")
+        if self._is_torn:
+            self._rewind()
         if run_dir is not None:
-            open_run_dir(run_dir, self._run, config)
+            open_run_dir(run_dir, encode(self._run.config) | {"session": asdict(config)}, self._is_new)
+        self._is_new = False
         view = TerminalView(self._run.config.env.name, config.total_timesteps, facts(self._run)) if show else None
-        self.result = Session(self._run, config, evaluate_run, run_dir, view, callback).train()
+        session = Session(self._run, config, evaluate_run, run_dir, view, callback)
+        self._is_torn = True  # until the session comes to an orderly end
+        self.result = session.train()
+        self._is_torn = self.result.exit_code in (130, 143)
         return self.result
 
     def predict(
@@ -181,11 +210,9 @@ class PPO:
         actions = sender(run.action_space)(actions)
         return (actions[0] if is_single else actions), None
 
-    _predictions = 0
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything needed to go on, or to predict, into a directory."""
-        save(self._run.snapshot(), Path(path))
+        save(self._snapshot(), Path(path))
 
     @classmethod
     def load(
@@ -201,7 +228,9 @@ class PPO:
         With `weights_only` it is for predicting and evaluating: live episodes are not replayed, learning starts anew.
         Functions can't be saved: pass the environment, the policy's module or a schedule again if it was one.
         """
-        _, snapshot, _ = find_latest(Path(path))
+        _, snapshot, damaged = find_latest(Path(path))
+        for line in damaged:
+            warnings.warn(line, stacklevel=2)
         return cls.from_snapshot(snapshot, env, policy, weights_only, **schedules)
 
     @classmethod
@@ -214,10 +243,7 @@ class PPO:
         **schedules: Any,
     ) -> Self:
         """The same, from a snapshot that is already in memory."""
-        spec = None
-        if env is not None:
-            saved = snapshot.state["config"]["env"]
-            spec = env if isinstance(env, EnvSpec) else _env_spec(env, saved["kwargs"], (), saved["action_repeat"])
+        spec = env if isinstance(env, EnvSpec) or env is None else _with_env(snapshot.state["config"]["env"], env)
         config = decode(snapshot.state["config"], spec, **schedules)
         if policy is None and config.policy.policy not in ("MlpPolicy", "CnnPolicy", "auto"):
             raise UsageError(
@@ -229,6 +255,7 @@ class PPO:
                 model._run.load_weights(snapshot)
             else:
                 model._run.restore(snapshot)
+                model._is_new = False
         except BaseException:
             model.close()
             raise
@@ -236,6 +263,7 @@ class PPO:
 
     def close(self) -> None:
         """Close the environments."""
+        self._is_closed = True
         self._run.close()
 
     def __enter__(self) -> Self:
@@ -245,6 +273,18 @@ class PPO:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _snapshot(self) -> Snapshot:
+        if not self._run.is_between_updates:
+            raise HeadraceError("the last update was broken off in the middle; load the last checkpoint instead")
+        return settled(self._run.snapshot())
+
+    def _rewind(self) -> None:
+        """Back to the last commit, by replay, with fresh environments and the same module."""
+        run, snapshot = self._run, self._snapshot()
+        run.close()
+        self._run = Run(run.config, run.module)
+        self._run.restore(snapshot)
 
     @property
     def policy(self) -> Module:
@@ -295,6 +335,7 @@ class Collector:
         )
         self._run = Run(config, None if isinstance(policy, str) else copy.deepcopy(policy))
         self._is_published = True
+        self._is_closed = False
         self._taken: list[Taken] = []
 
     def __enter__(self) -> Self:
@@ -310,8 +351,9 @@ class Collector:
 
     def __next__(self) -> Batch:
         run = self._run
-        if self._taken:
-            self._give_back()
+        if self._is_closed:
+            raise UsageError("this collector was closed; make another one")
+        self._give_back()
         if not self._is_published:  # nothing new: the same weights are the next version
             run.weights.publish(run.flat)
         with torch_threads(1):
@@ -326,17 +368,22 @@ class Collector:
     def publish(self, module: Module) -> int:
         """Act with these weights from the next rollout on; returns their version."""
         run = self._run
-        run.module.load_state_dict(module.state_dict())
+        try:
+            run.module.load_state_dict(module.state_dict())
+        except RuntimeError as error:
+            raise SchemaError(f"publish: expected the parameters of the policy that acts: {error}") from error
         self._is_published = True
         return run.weights.publish(run.flat)
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments; the last batch counts as consumed."""
+        self._give_back()
+        self._is_closed = True
         self._run.close()
 
     @property
     def ledger(self) -> dict[str, Any]:
-        """Where every step went."""
+        """Where every step went; the batch in hand is produced, and not yet consumed."""
         return self._run.ledger.encode()
 
     def _give_back(self) -> None:
@@ -446,22 +493,31 @@ def _borrowed(env: gym.Env[Any, Any], plan: ShardPlan) -> VectorEnv:
 def _env_spec(
     env: EnvSource | EnvSpec, kwargs: Mapping[str, Any] | None, wrappers: Sequence[EnvSource], action_repeat: int
 ) -> EnvSpec:
-    if isinstance(env, EnvSpec):
-        return env
-    if isinstance(env, gym.Env | gym.vector.VectorEnv):
+    if not isinstance(env, EnvSpec):
+        return EnvSpec(env, dict(kwargs or {}), tuple(wrappers), action_repeat)
+    if kwargs or wrappers or action_repeat != 1:
+        raise UsageError("env: an EnvSpec has its own kwargs, wrappers and action_repeat; give them there")
+    return env
+
+
+def _with_env(saved: dict[str, Any], env: EnvSource) -> EnvSpec:
+    """Another environment, dressed as the saved one was."""
+    lost = [wrapper["callable"] for wrapper in saved["wrappers"] if not isinstance(wrapper, str)]
+    if lost:
         raise UsageError(
-            f"env: expected an id, module:attribute or a function that makes one, got an instance of "
-            f"{type(env).__name__}; headrace needs to build many: pass lambda: {type(env).__name__}(...)"
+            f"the run's environment had wrappers ({', '.join(lost)}), which a file can't hold; "
+            f"pass env=EnvSpec(..., wrappers=...)"
         )
-    if not isinstance(env, str) and not callable(env):
-        raise UsageError(f"env: expected an id, module:attribute or a callable, got {type(env).__name__}")
-    return EnvSpec(env, dict(kwargs or {}), tuple(wrappers), action_repeat)
+    return EnvSpec(env, saved["kwargs"], tuple(saved["wrappers"]), saved["action_repeat"])
 
 
 def _policy_config(policy: str | Module, kwargs: Mapping[str, Any] | None) -> PolicyConfig:
     options = dict(kwargs or {})
     if "net_arch" in options:
-        options["net_arch"] = tuple(options["net_arch"])
+        sizes = options["net_arch"]
+        if not isinstance(sizes, Sequence) or not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise UsageError(f"net_arch: expected the sizes of the hidden layers, as in [64, 64], got {sizes!r}")
+        options["net_arch"] = tuple(sizes)
     try:
         return PolicyConfig(policy if isinstance(policy, str) else type(policy).__name__, **options)
     except TypeError as error:

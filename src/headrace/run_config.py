@@ -1,13 +1,15 @@
-"""A run's configuration: the rooms' small configs side by side. No room sees the whole.
+"""A run's configuration: the rooms' small configs side by side, and how long a session of it lasts.
 
 CLI flags, TOML/JSON file, keyword arguments --> RunConfig --encode--> config.json, checkpoint --decode--> RunConfig
+
+No room sees the whole. Imports no torch: the command line reads it before anything heavy.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from headrace.envs.spec import EnvSpec
 from headrace.errors import UsageError
@@ -27,8 +29,45 @@ class RunConfig:
     topology: TopologyConfig = field(default_factory=TopologyConfig)
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise UsageError(f"seed: expected 0 or more, got {self.seed}")
+        seed: Any = self.seed
+        if not isinstance(seed, int) or seed < 0:
+            raise UsageError(f"seed: expected a whole number of at least 0, got {seed!r}")
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """How long to train, and what to keep of it."""
+
+    total_timesteps: int = 100_000
+    """Environment steps to train for; the last update is finished, so it may take a few more."""
+    tags: Literal["sb3", "cleanrl", "both"] = "sb3"
+    """Names of the metrics in TensorBoard."""
+    checkpoint_every: int = 100_000
+    """Steps between checkpoints; 0 for one at the end only."""
+    keep_checkpoints: int = 3
+    """How many of them to keep; 0 for all."""
+    eval_every: int = 0
+    """Steps between evaluations; 0 for none."""
+    n_eval_episodes: int = 10
+    """Episodes of an evaluation."""
+    stop_reward: float | None = None
+    """Stop when an evaluation's mean reward reaches this; exit code 3 if it never does."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("total_timesteps", 1),
+            ("checkpoint_every", 0),
+            ("keep_checkpoints", 0),
+            ("eval_every", 0),
+            ("n_eval_episodes", 1),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise UsageError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+        if self.stop_reward is not None and self.eval_every == 0:
+            raise UsageError("stop_reward needs evaluations to look at: set eval_every as well")
+        if self.tags not in ("sb3", "cleanrl", "both"):
+            raise UsageError(f"tags: expected sb3, cleanrl or both, got {self.tags!r}")
 
 
 def encode(config: RunConfig) -> dict[str, Any]:

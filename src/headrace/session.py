@@ -3,35 +3,40 @@
     while steps are left: run.update -> record -> sinks, view -> evaluate? -> checkpoint? -> stop?
     at the end, however it comes: checkpoint, result.json, report
 
-Ctrl-C and SIGTERM end the session at the last committed update: collecting is broken off, learning is finished first.
-A second Ctrl-C gives up at once. Does not know how a run learns (train) or what the user typed (cli, api).
+Ctrl-C and SIGTERM end the session at the last committed update: collecting and evaluating are broken off, learning is
+finished first. A second Ctrl-C gives up at once. What a resumed run will write again is set aside before it goes on
+(checkpoints/run_directory). Does not know how a run learns (train) or what the user typed (cli, api).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import platform
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-
+from headrace.checkpoints.run_directory import (
+    checkpoint_name,
+    cut_episodes,
+    read_evaluations,
+    set_newer_aside,
+    settled,
+    write_evaluations,
+    write_json,
+)
 from headrace.checkpoints.snapshot import save
 from headrace.clock import now_s
 from headrace.episodes.statistics import Finished
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import HeadraceError
 from headrace.evaluation.evaluate import Evaluated
-from headrace.run_config import encode
+from headrace.run_config import SessionConfig
 from headrace.telemetry.sinks import JsonlSink, Record, Sinks, TensorBoardSink
 from headrace.train import Run
 from headrace.views.terminal import TerminalView
@@ -39,43 +44,7 @@ from headrace.views.terminal import TerminalView
 logger = logging.getLogger(__name__)
 
 Evaluate = Callable[[Run, int], Evaluated]
-_PACKAGES = ("headrace", "torch", "numpy", "gymnasium", "safetensors")
-
-
-@dataclass(frozen=True)
-class SessionConfig:
-    """How long to train, and what to keep of it."""
-
-    total_timesteps: int = 100_000
-    """Environment steps to train for; the last update is finished, so it may take a few more."""
-    tags: Literal["sb3", "cleanrl", "both"] = "sb3"
-    """Names of the metrics in TensorBoard."""
-    checkpoint_every: int = 100_000
-    """Steps between checkpoints; 0 for one at the end only."""
-    keep_checkpoints: int = 3
-    """How many of them to keep; 0 for all."""
-    eval_every: int = 0
-    """Steps between evaluations; 0 for none."""
-    n_eval_episodes: int = 10
-    """Episodes of an evaluation."""
-    stop_reward: float | None = None
-    """Stop when an evaluation's mean reward reaches this; exit code 3 if it never does."""
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("total_timesteps", 1),
-            ("checkpoint_every", 0),
-            ("keep_checkpoints", 0),
-            ("eval_every", 0),
-        ):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        if self.n_eval_episodes < 1:
-            raise UsageError(f"n_eval_episodes: expected at least 1, got {self.n_eval_episodes}")
-        if self.stop_reward is not None and self.eval_every == 0:
-            raise UsageError("stop_reward needs evaluations to look at: set eval_every as well")
-        if self.tags not in ("sb3", "cleanrl", "both"):
-            raise UsageError(f"tags: expected sb3, cleanrl or both, got {self.tags!r}")
+_SIGNAL_CODES = {"SIGINT": 130, "SIGTERM": 143}
 
 
 @dataclass(frozen=True)
@@ -98,7 +67,7 @@ class Result:
 
 
 class Interrupted(BaseException):
-    """A signal broke off collecting. Not an Exception: no environment may swallow it."""
+    """A signal broke off collecting or evaluating. Not an Exception: no environment may swallow it."""
 
 
 class Session:
@@ -120,68 +89,78 @@ class Session:
         self._view = view
         self._callback = callback
         self._signal: int | None = None
-        self._evaluations: list[tuple[int, Evaluated]] = []
+        self._is_evaluating = False
+        self._evaluations = [] if run_dir is None else read_evaluations(run_dir / "evaluations.npz", run.steps)
         self._first_step = run.steps
         self._next_checkpoint = _next_multiple(run.steps, config.checkpoint_every)
         self._next_evaluation = _next_multiple(run.steps, config.eval_every)
 
     def train(self) -> Result:
         """Train to the end of the configured steps, or until stopped; every end leaves a checkpoint and a result."""
-        run, config = self._run, self._config
         started = now_s()
-        reason = "done"
+        with self._signals(), self._open_log():
+            if self._dir is not None:
+                set_newer_aside(self._dir, self._run.steps)
+            logger.info("from step %d to %d", self._run.steps, self._config.total_timesteps)
+            try:
+                reason = self._loop(started)
+            except Interrupted:
+                reason = signal.Signals(self._signal or signal.SIGINT).name
+            except Exception as error:
+                self._end_badly(error, started)
+                raise
+            code = _SIGNAL_CODES.get(reason, 0)
+            if code == 0 and self._config.stop_reward is not None and not self._reached():
+                reason, code = "stop_reward not reached", 3
+            return self._end(reason, code, started, keep=True)
+
+    def _loop(self, started: float) -> str:
+        """Update after update; returns why it ended."""
+        run, config = self._run, self._config
         with ExitStack() as stack:
             sinks = stack.enter_context(self._open_sinks())
             episodes = stack.enter_context(self._open_episodes())
-            stack.enter_context(self._signals())
             if self._view is not None:
                 stack.enter_context(self._view)
             run.phases.split()
-            try:
-                while run.steps < config.total_timesteps:
-                    record, finished = run.update(config.total_timesteps)
-                    episodes(finished)
-                    record |= self._evaluate_if_due()
-                    record |= self._timed(started)
-                    sinks.write(record)
-                    if self._view is not None:
-                        self._view.update(record)
-                    self._checkpoint_if_due()
-                    if self._reached():
-                        reason = "stop_reward reached"
-                        break
-                    if self._callback is not None and self._callback(record) is False:
-                        reason = "stopped by callback"
-                        break
-                    if self._signal is not None:
-                        raise Interrupted
-            except Interrupted:
-                reason = signal.Signals(self._signal or signal.SIGINT).name
-            except HeadraceError as error:
-                self._end(f"error: {error}", 1, started, keep=run.is_between_updates)
-                raise
-        code = {"SIGINT": 130, "SIGTERM": 143}.get(reason, 0)
-        if code == 0 and config.stop_reward is not None and not self._reached():
-            reason, code = "stop_reward not reached", 3
-        return self._end(reason, code, started, keep=True)
+            while run.steps < config.total_timesteps:
+                if self._signal is not None:
+                    raise Interrupted
+                record, finished = run.update(config.total_timesteps)
+                episodes(finished)
+                record |= self._evaluate_if_due()
+                record |= self._timed(started)
+                sinks.write(record)
+                if self._view is not None:
+                    self._view.update(record)
+                self._checkpoint_if_due()
+                if self._reached():
+                    return "stop_reward reached"
+                if self._callback is not None and self._callback(record) is False:
+                    return "stopped by callback"
+            if self._signal is not None:
+                raise Interrupted
+        return "done"
 
     def _evaluate_if_due(self) -> Record:
         run, config = self._run, self._config
         if not config.eval_every or (run.steps < self._next_evaluation and run.steps < config.total_timesteps):
             return {}
-        evaluated = self._evaluate(run, config.n_eval_episodes)
+        self._is_evaluating = True
+        try:
+            evaluated = self._evaluate(run, config.n_eval_episodes)
+        except Interrupted:
+            return {}  # this update's record is still written; the loop ends before the next one
+        finally:
+            self._is_evaluating = False
         is_best = all(evaluated.mean_reward > other.mean_reward for _, other in self._evaluations)
         self._evaluations.append((run.steps, evaluated))
         self._next_evaluation = _next_multiple(run.steps, config.eval_every)
+        logger.info("evaluation at step %d: mean reward %.2f", run.steps, evaluated.mean_reward)
         if self._dir is not None:
             if is_best:
                 save(run.snapshot(), self._dir / "best")
-            np.savez(
-                self._dir / "evaluations.npz",
-                timesteps=np.array([step for step, _ in self._evaluations]),
-                results=np.array([one.returns for _, one in self._evaluations]),
-                ep_lengths=np.array([one.lengths for _, one in self._evaluations]),
-            )
+            write_evaluations(self._dir / "evaluations.npz", self._evaluations)
         return {"eval/mean_reward": evaluated.mean_reward, "eval/mean_ep_length": evaluated.mean_length}
 
     def _reached(self) -> bool:
@@ -215,7 +194,8 @@ class Session:
         if self._dir is None:
             return
         folder = self._dir / "checkpoints"
-        save(self._run.snapshot(), folder / f"step_{self._run.steps:012d}")
+        save(settled(self._run.snapshot()), folder / checkpoint_name(self._run.steps))
+        logger.info("checkpoint at step %d", self._run.steps)
         keep = self._config.keep_checkpoints
         for old in sorted(folder.glob("step_*"))[:-keep] if keep else []:
             shutil.rmtree(old, ignore_errors=True)
@@ -243,9 +223,23 @@ class Session:
         if self._dir is not None:
             if keep:
                 self._checkpoint()
-            write_json(self._dir / "result.json", asdict(result))
+            try:
+                write_json(self._dir / "result.json", asdict(result))
+            except OSError as error:
+                raise HeadraceError(f"{self._dir / 'result.json'}: can't be written: {error}") from error
             self._report(self._dir)
+        logger.info("ended: %s", reason)
         return result
+
+    def _end_badly(self, error: Exception, started: float) -> None:
+        """Keep what can be kept; what can't be must not hide why the run failed."""
+        if self._dir is not None:
+            logger.error("the run failed", exc_info=error)
+        reason = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+        try:
+            self._end(f"error: {reason}", 1, started, keep=self._run.is_between_updates)
+        except (HeadraceError, OSError) as second:
+            logger.warning("not all of the run could be kept: %s", second)
 
     def _report(self, run_dir: Path) -> None:
         from headrace.views.report import write_report
@@ -271,14 +265,38 @@ class Session:
         if self._dir is None:
             yield lambda finished: None
             return
-        with (self._dir / "episodes.jsonl").open("a") as file:
+        path = self._dir / "episodes.jsonl"
+        cut_episodes(path, self._run.steps)
+        with path.open("a") as file:
 
             def write(finished: list[Finished]) -> None:
                 steps = self._run.steps
-                file.writelines(json.dumps(asdict(one) | {"steps": steps}) + "\n" for one in finished)
-                file.flush()
+                try:
+                    file.writelines(json.dumps(asdict(one) | {"steps": steps}) + "\n" for one in finished)
+                    file.flush()
+                except OSError as error:
+                    logger.warning("%d episodes could not be kept, training goes on: %s", len(finished), error)
 
             yield write
+
+    @contextmanager
+    def _open_log(self) -> Iterator[None]:
+        """log.txt gets what headrace says while the session lasts."""
+        if self._dir is None:
+            yield
+            return
+        handler = logging.FileHandler(self._dir / "log.txt")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        package = logging.getLogger("headrace")
+        level = package.level
+        package.addHandler(handler)
+        package.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            package.setLevel(level)
+            package.removeHandler(handler)
+            handler.close()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -289,9 +307,11 @@ class Session:
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self._signal is not None:
-                raise KeyboardInterrupt
+                if number == signal.SIGINT:
+                    raise KeyboardInterrupt
+                return
             self._signal = number
-            if self._run.is_collecting:
+            if self._run.is_collecting or self._is_evaluating:
                 raise Interrupted
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -302,43 +322,9 @@ class Session:
                 signal.signal(number, handler)
 
 
-def open_run_dir(run_dir: Path | None, run: Run, config: SessionConfig) -> Path:
-    """Make the run directory and write what is known at the start; refused clearly if it can't be written."""
-    if run_dir is None:
-        name = run.config.env.name.replace("/", "_").replace(":", "_")
-        run_dir = Path("runs") / f"{name}__ppo__{run.config.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        write_json(run_dir / "config.json", encode(run.config) | {"session": asdict(config)})
-        write_json(run_dir / "versions.json", _versions())
-        (run_dir / "log.txt").touch()
-    except OSError as error:
-        raise UsageError(
-            f"run directory {run_dir}: can't be written: {error}; choose another with --run-dir"
-        ) from error
-    return run_dir
-
-
 def with_more_steps(config: SessionConfig, run: Run) -> SessionConfig:
     """The same session, for that many steps from where the run is now."""
     return replace(config, total_timesteps=run.steps + config.total_timesteps)
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    fresh = path.with_suffix(".partial")
-    fresh.write_text(json.dumps(data, indent=2) + "\n")
-    fresh.replace(path)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _next_multiple(steps: int, every: int) -> int:

@@ -1,11 +1,12 @@
 """The contract of VectorEnv, over every implementation: the normal form, final observations, seeds, failures.
 
-Two sources that differ only in how they reset give equal streams of valid transitions, and the streams are the script's.
+Two sources that differ only in how they reset give equal streams of valid transitions: the script's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +16,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
+
+from headrace.envs.adapters.gymnasium_vector import GymnasiumVector
+from headrace.envs.serial import SerialEnvs
+from headrace.envs.spec import ActionRepeat
+from headrace.envs.vector_env import EnvFailure, LiveEpisode, VectorEnv
+from headrace.errors import EnvError, ReplayError
+from headrace.memory.slab import Row, Slab
 from support.chains import (
     NUM_ACTIONS,
     SOURCES,
@@ -29,14 +37,7 @@ from support.chains import (
     swap_flags,
 )
 from support.generators import quick, seeds
-from support.slabs import action_of, filled_slabs, noise_actor, slab_for
-
-from headrace.envs.adapters.gymnasium_vector import GymnasiumVector
-from headrace.envs.serial import SerialEnvs
-from headrace.envs.spec import ActionRepeat
-from headrace.envs.vector_env import EnvFailure, LiveEpisode, VectorEnv
-from headrace.errors import EnvError, ReplayError
-from headrace.memory.slab import Row, Slab
+from support.slabs import action_of, filled_slabs, slab_for
 
 ENV_INDICES = range(5, 9)  # a shard in the middle of a run
 N_ROWS = 40
@@ -168,7 +169,7 @@ def test_a_source_that_breaks_the_normal_form_is_caught(
         assert_tells_the_script(tampered, script, ENV_INDICES)
 
 
-# --------------------------------------------------------------------------------------------- through the actor's slabs
+# -------------------------------------------------------------------------------------------- through the actor's slabs
 
 
 @every_source
@@ -184,7 +185,7 @@ def test_slabs_hold_the_scripts_stream_with_its_numbers(source: str, n_steps: in
         assert (slab.episode == slab.obs[..., 1])[slab.valid].all()
         assert (slab.step == slab.obs[..., 2])[slab.valid].all()
         assert (slab.step[~slab.valid] == 0).all()
-    for slab, following in zip(slabs, slabs[1:], strict=False):
+    for slab, following in pairwise(slabs):
         assert (slab.last_obs == following.obs[0]).all()
 
 
@@ -359,12 +360,8 @@ def test_a_failure_inside_a_pool_is_an_env_failure_too(source: str, name: str) -
 @every_source
 @pytest.mark.parametrize("name", ["raises in the first reset", "raises in a later reset", "raises in step"])
 def test_the_actor_names_episode_seed_and_step(source: str, name: str) -> None:
-    envs = misbehaving(source, name)
-    actor = noise_actor(envs, ENV_INDICES)
-    slab = slab_for(envs, N_ROWS)
     with pytest.raises(EnvError, match="boom") as caught:
-        actor.begin(np.empty_like(slab.last_obs))
-        actor.fill(slab, lambda obs, noise, out: out.fill(0), 0)
+        filled_slabs(misbehaving(source, name), ENV_INDICES, N_ROWS, count=1)
     if source == "serial":
         env_index, message = ENV_INDICES[BAD], str(caught.value)
         assert message.startswith(f"env {env_index}, episode ({env_index}, ")

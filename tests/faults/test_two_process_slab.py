@@ -1,6 +1,6 @@
 """Two processes, one slab: a spawned writer fills shared memory through the same actor code, the reader does not copy.
 
-    parent: create, lease ──name, order──> child: attach, build actor, fill, commit ──> parent: read in place, unlink
+parent: create, lease ──name, order──> child: attach, build actor, fill, commit ──> parent: read in place, unlink
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
-from support.bare_writer import write_rewards
-from support.slab_filler import Order, fill_and_commit, in_another_process, order_for
-from support.slabs import COMPLETED, Array, heap_slab, small_schema
 
 from headrace.envs.spec import EnvSpec
 from headrace.launch.shard import ShardPlan
@@ -24,6 +21,9 @@ from headrace.memory.ring_state import Lease, RingState
 from headrace.memory.schema import Schema
 from headrace.memory.segment import SharedSegment
 from headrace.memory.slab import Slab, Word, slab_bytes
+from support.bare_writer import write_rewards
+from support.slab_filler import Order, fill_and_commit, in_another_process, order_for
+from support.slabs import COMPLETED, Array, heap_slab, small_schema
 
 JOIN_S = 120.0
 

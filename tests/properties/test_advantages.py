@@ -15,10 +15,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.chains import SOURCES, Script, Tampered, Transition, chain_envs, expected_stream, swap_flags
-from support.generators import Flags, flags, floats_like, quick, seeds, thorough
-from support.oracles import discounted_advantages, slow_gae
-from support.slabs import Array, action_of, filled_slabs
 from torch import Tensor, nn
 
 from headrace.envs.vector_env import VectorEnv
@@ -28,6 +24,10 @@ from headrace.learning.completion import complete
 from headrace.memory.slab import Slab
 from headrace.policies.noise import NoiseSpec
 from headrace.policies.policy import Evaluation
+from support.chains import SOURCES, Script, Tampered, Transition, chain_envs, expected_stream, swap_flags
+from support.generators import Flags, flags, floats_like, quick, seeds, thorough
+from support.oracles import discounted_advantages, slow_gae
+from support.slabs import Array, action_of, filled_slabs
 
 TOLERANCE = 1e-6
 
@@ -47,7 +47,9 @@ class Numbers:
     def draw(cls, shape: tuple[int, int], seed: int) -> Numbers:
         """Random everywhere, also in invalid rows and in bootstrap values nobody asked for: they must not matter."""
         rng = np.random.default_rng(seed)
-        return cls(floats_like(rng, shape), floats_like(rng, shape), floats_like(rng, shape), floats_like(rng, shape[1:]))
+        return cls(
+            floats_like(rng, shape), floats_like(rng, shape), floats_like(rng, shape), floats_like(rng, shape[1:])
+        )
 
     def through(
         self, function: Callable[..., tuple[Array, Array]], rows: Flags, gamma: float, gae_lambda: float
@@ -145,7 +147,7 @@ def test_by_hand() -> None:
     assert returns[:, 0].tolist() == (advantage[:, 0] + [0.5, 0.25, 4]).tolist()
 
 
-# ----------------------------------------------------------------------------------------- end to end, from every source
+# ---------------------------------------------------------------------------------------- end to end, from every source
 
 SHARDS = (range(3), range(3, 5))
 GAMMA, GAE_LAMBDA = 0.97, 0.9

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.slabs import small_schema
 
 from headrace.errors import RingError
 from headrace.memory.ring import Ring
 from headrace.memory.ring_state import Lease, Owner, RingState, _Slot
 from headrace.memory.slab import Word
+from support.slabs import small_schema
 
 picks = st.integers(0, 1000)  # an index into whatever there is to choose from
 

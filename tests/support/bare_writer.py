@@ -1,4 +1,4 @@
-"""A writer in another process that knows no environment and no policy: it writes a slab's rewards, and may die of it."""
+"""A writer in another process that knows no environment and no policy: it writes rewards, and may die of it."""
 
 from __future__ import annotations
 

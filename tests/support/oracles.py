@@ -1,4 +1,4 @@
-"""Slow, obvious transcriptions of what the library does in a few array operations. One environment, one row at a time."""
+"""Slow, obvious transcriptions of what the library does in a few array operations: one row at a time."""
 
 from __future__ import annotations
 

@@ -43,12 +43,12 @@ def noise_for(module: nn.Module, count: int, rng: np.random.Generator) -> Tensor
     return torch.from_numpy(rng.gumbel(size=(count, as_policy(module).noise.width)).astype(np.float32))
 
 
-def shaken(module: nn.Module, seed: int, scale: float = 0.3) -> nn.Module:
-    """Away from the initialisation, where heads are nearly zero and gradients tiny."""
+def shaken(module: nn.Module, seed: int, scale: float = 1.0) -> nn.Module:
+    """Away from the initialisation, where heads are nearly zero, but with outputs that still are of the order of 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
     return module
 
 

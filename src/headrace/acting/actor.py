@@ -72,6 +72,9 @@ class Actor:
             self._envs.begin(first)
         except EnvFailure as failure:
             raise self._located(failure, counters) from (failure.__cause__ or failure)
+        if first.dtype.kind == "f" and not np.isfinite(first).all():
+            env = int(np.flatnonzero(~np.isfinite(first).reshape(len(first), -1).all(1))[0])
+            raise NumericsError(f"{self._named(env, 0, 0)}: the first observation is {first[env].tolist()}")
         self._carry = Carry(first, counters, np.zeros(self._envs.num_envs, np.int64))
 
     def restore(self, live: Sequence[LiveEpisode], last_obs: Array, noise_counter: Array) -> None:
@@ -143,6 +146,10 @@ class Actor:
         """Name the first step whose reward or observation is not finite; rows beyond `rows` were not written."""
         floats = slab.obs.dtype.kind == "f"
         obs_fine = not floats or (bool(np.isfinite(slab.obs[:rows]).all()) and bool(np.isfinite(slab.last_obs).all()))
+        if floats and not np.isfinite(slab.final_obs).all():
+            bad = ~np.isfinite(slab.final_obs).reshape(slab.final_count, -1).all(1)
+            t, env = divmod(int(slab.final_row[bad][0]), slab.schema.n_envs)
+            raise NumericsError(f"{self._place(env, slab, t, before)}: the final observation has NaN or infinity")
         if rows == slab.schema.n_steps and obs_fine and bool(np.isfinite(slab.reward).all()):
             return
         next_obs = [*slab.obs[1:rows], slab.last_obs] if rows == slab.schema.n_steps else [*slab.obs[1 : rows + 1]]

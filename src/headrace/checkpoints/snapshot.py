@@ -12,6 +12,7 @@ Every byte is covered by a hash, so damage is found before anything is used. Doe
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -49,7 +50,7 @@ def save(snapshot: Snapshot, target: Path) -> None:
     files = {
         "weights.safetensors": save_arrays(_arrays(snapshot.weights)),
         "optimizer.safetensors": save_arrays(_arrays(snapshot.optimizer)),
-        "episodes.safetensors": save_arrays({k: np.ascontiguousarray(v) for k, v in snapshot.episodes.items()}),
+        "episodes.safetensors": save_arrays({k: np.asarray(v, order="C") for k, v in snapshot.episodes.items()}),
         "state.json": json.dumps(snapshot.state, sort_keys=True).encode(),
     }
     manifest = {"format": FORMAT, "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
@@ -72,10 +73,15 @@ def save(snapshot: Snapshot, target: Path) -> None:
 
 def load(source: Path) -> Snapshot:
     """Read and verify; any damage is an error that names the file."""
-    if not (source / "manifest.json").is_file():
-        raise CheckpointError(f"{source}: expected a checkpoint directory with manifest.json, found none")
-    body, _, rest = (source / "manifest.json").read_bytes().partition(b"\n")
-    if rest.strip() != hashlib.sha256(body).hexdigest().encode():
+    if not source.exists():
+        source = next(iter(_set_aside(source)), source)  # a save was killed between its two renames
+    try:
+        body, _, rest = (source / "manifest.json").read_bytes().partition(b"\n")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"{source}: expected a checkpoint directory with manifest.json, found none") from error
+    except OSError as error:
+        raise CheckpointError(f"{source}/manifest.json can't be read: {error}; use an earlier checkpoint") from error
+    if rest != hashlib.sha256(body).hexdigest().encode() + b"\n":
         raise CheckpointError(f"{source}/manifest.json is damaged: its hash does not match; use an earlier checkpoint")
     manifest = json.loads(body)
     if manifest.get("format") != FORMAT:
@@ -107,11 +113,13 @@ def load(source: Path) -> Snapshot:
 
 def find_latest(run_dir: Path) -> tuple[Path, Snapshot, list[str]]:
     """The newest checkpoint of a run that is whole, and a line for each newer one that is not."""
-    if (run_dir / "manifest.json").is_file():
+    if (run_dir / "manifest.json").is_file() or (not run_dir.exists() and _set_aside(run_dir)):
         return run_dir, load(run_dir), []
-    candidates = sorted((run_dir / "checkpoints").glob("step_*"), reverse=True)
+    folder = run_dir / "checkpoints"
+    names = {path.name for path in folder.glob("step_*")}
+    names |= {path.name.removeprefix(".").partition(".")[0] for path in folder.glob(".step_*.old")}  # see `load`
     damaged: list[str] = []
-    for candidate in candidates:
+    for candidate in (folder / name for name in sorted(names, reverse=True)):
         try:
             return candidate, load(candidate), damaged
         except CheckpointError as error:
@@ -126,16 +134,25 @@ def _arrays(tensors: dict[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _put_in_place(fresh: Path, target: Path) -> None:
-    """Rename onto the final name; an older checkpoint of that name steps aside first and is removed last."""
-    if not target.exists():
+    """Rename onto the final name; an older checkpoint of that name is set aside first and removed last."""
+    aside = None
+    if target.exists():
+        if not (target / "manifest.json").is_file():
+            raise FileExistsError(f"{target} exists and is no checkpoint")
+        aside = target.rename(target.with_name(f".{target.name}.{secrets.token_hex(4)}.old"))
+    try:
         fresh.rename(target)
-        return
-    if not (target / "manifest.json").is_file():
-        raise FileExistsError(f"{target} exists and is no checkpoint")
-    old = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
-    target.rename(old)
-    fresh.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    except OSError:
+        if aside is not None:
+            aside.rename(target)
+        raise
+    for old in _set_aside(target):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _set_aside(target: Path) -> list[Path]:
+    """Older checkpoints of that name that a save moved out of the way and has not removed yet."""
+    return sorted(target.parent.glob(f".{glob.escape(target.name)}.*.old"))
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
-from headrace.cli.options import translate
-from headrace.errors import UsageError
+from headrace.cli.options import env_kwargs, translate
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,7 @@ class CheckOptions:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = tyro.cli(CheckOptions, args=translate(argv), prog="headrace check")
-    try:
-        kwargs = json.loads(options.env_kwargs)
-    except ValueError as error:
-        raise UsageError(f"--env-kwargs: expected JSON, got {options.env_kwargs!r}: {error}") from error
+    kwargs = env_kwargs(options.env_kwargs)
     from headrace.envs.spec import EnvSpec
     from headrace.evaluation.check import check_env
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -36,13 +37,15 @@ def main(argv: list[str]) -> int:
     options = tyro.cli(EvalOptions, args=translate(argv), prog="headrace eval")
     if options.n_eval_episodes < 1:
         raise UsageError(f"--n-eval-episodes: expected at least 1, got {options.n_eval_episodes}")
+    if options.json is not None and not options.json.parent.is_dir():
+        raise UsageError(f"--json {options.json}: expected a file in an existing directory")
     from headrace.api import PPO, evaluate_run
     from headrace.checkpoints.snapshot import find_latest
     from headrace.envs.spec import EnvSpec
 
     found, snapshot, damaged = find_latest(options.run)
     for line in damaged:
-        print(f"headrace: warning: {line}")
+        print(f"headrace: warning: {line}", file=sys.stderr)
     with PPO.from_snapshot(snapshot, weights_only=True) as model:
         env = None if options.env is None else EnvSpec(options.env)
         result = evaluate_run(model.run, options.n_eval_episodes, options.deterministic, env)
@@ -52,6 +55,9 @@ def main(argv: list[str]) -> int:
     )
     if options.json is not None:
         data = {"mean_reward": result.mean_reward, "std_reward": result.std_reward}
-        options.json.write_text(json.dumps(data | {"returns": result.returns, "lengths": result.lengths}) + "\n")
+        try:
+            options.json.write_text(json.dumps(data | {"returns": result.returns, "lengths": result.lengths}) + "\n")
+        except OSError as error:
+            raise UsageError(f"--json {options.json}: can't be written: {error}") from error
     wanted = options.reward_threshold
     return 3 if wanted is not None and result.mean_reward < wanted else 0

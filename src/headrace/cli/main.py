@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
 import traceback
 from importlib import import_module
+from types import FrameType
+from typing import NoReturn
 
 from headrace import __version__
 from headrace.errors import EnvError, HeadraceError
@@ -54,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         return _unknown(name)
     sys.path.insert(0, os.getcwd())  # module:attribute of the user's own files, as `python -m` would find them
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         code: int = import_module(f"headrace.cli.{name}_command").main(arguments[1:])
         return code
@@ -66,13 +70,25 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: say no more
         return 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Before and after training, which has its own way to stop: environments are closed, then the process ends."""
+    raise SystemExit(143)
 
 
 def _explain(error: HeadraceError) -> None:
     """One clear message; where somebody else's code raised, its whole traceback above it."""
-    if isinstance(error, EnvError) and error.__cause__ is not None:
+    if isinstance(error, EnvError) and error.__cause__ is not None and not _is_ours(error.__cause__):
         traceback.print_exception(error.__cause__, file=sys.stderr)
     print(f"headrace: error: {error}", file=sys.stderr)
+
+
+def _is_ours(cause: BaseException) -> bool:
+    """A complaint of our own about what an environment returned: its message says it all."""
+    return type(cause).__module__.startswith("headrace.")
 
 
 def _unknown(name: str) -> int:

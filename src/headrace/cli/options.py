@@ -1,6 +1,6 @@
 """Options as users type them: CleanRL's names beside SB3's, and defaults from a file.
 
-argv --translate--> SB3's names      FILE (.toml, or a run's config.json) --file_defaults--> option defaults
+argv --translate--> SB3's names      FILE (.toml, or a run's config.json) --with_file--> option defaults
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import dataclasses
 import difflib
 import json
 import tomllib
+import types
+import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,8 +45,31 @@ def translate(argv: list[str]) -> list[str]:
     return translated
 
 
+def value_of(name: str, argv: list[str]) -> str | None:
+    """What an option was given as, before anything is parsed."""
+    for position, argument in enumerate(argv):
+        if argument == name and position + 1 < len(argv):
+            return argv[position + 1]
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
+    return None
+
+
+def env_kwargs(text: str) -> dict[str, Any]:
+    """--env-kwargs as a dictionary."""
+    try:
+        kwargs = json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--env-kwargs: expected JSON such as '{{\"max_episode_steps\": 100}}', got {text!r}: {error}"
+        ) from error
+    if not isinstance(kwargs, dict):
+        raise UsageError(f"--env-kwargs: expected a JSON object, got {text!r}")
+    return kwargs
+
+
 def with_file(options: Options, path: Path) -> Options:
-    """The options with the values of a file; unknown keys are refused with a suggestion."""
+    """The options with the values of a file; unknown keys are refused with a suggestion, wrong types by name."""
     try:
         text = path.read_text()
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -52,39 +77,60 @@ def with_file(options: Options, path: Path) -> Options:
         raise UsageError(f"--config {path}: can't be read: {error}") from error
     except ValueError as error:
         raise UsageError(f"--config {path}: expected TOML (or JSON in a .json file): {error}") from error
-    for key, value in _flat(data).items():
+    if not isinstance(data, dict):
+        raise UsageError(f"--config {path}: expected keys and values, got {type(data).__name__}")
+    for key, value in flat(data).items():
         options = _set(options, CLEANRL_NAMES.get(key.replace("_", "-"), key).replace("-", "_"), value, path)
     return options
 
 
-def _flat(data: dict[str, Any]) -> dict[str, Any]:
+def flat(data: dict[str, Any]) -> dict[str, Any]:
     """A run's config.json is nested by room; keys are unique across rooms."""
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in data.items():
-        if key == "env" and isinstance(value, dict):
-            flat |= {"env": value["env"], "env_kwargs": json.dumps(value["kwargs"])}
-            flat |= {"wrappers": tuple(value["wrappers"]), "action_repeat": value["action_repeat"]}
+        if key == "env" and isinstance(value, dict) and "kwargs" in value:
+            found |= {"env": value["env"], "env_kwargs": json.dumps(value["kwargs"])}
+            found |= {"wrappers": value["wrappers"], "action_repeat": value["action_repeat"]}
         elif isinstance(value, dict) and key in ("policy", "ppo", "topology", "session"):
-            flat |= _flat(value)
+            found |= flat(value)
         elif isinstance(value, dict) and key == "env_kwargs":
-            flat[key] = json.dumps(value)
+            found[key] = json.dumps(value)
         else:
-            flat[key] = value
-    return flat
+            found[key] = value
+    return found
 
 
 def _set(options: Options, key: str, value: Any, path: Path) -> Options:
     assert dataclasses.is_dataclass(options)
     assert not isinstance(options, type)
-    names = [field.name for field in dataclasses.fields(options)]
-    nested = {name: getattr(options, name) for name in names if dataclasses.is_dataclass(getattr(options, name))}
-    if key in names and key not in nested:
-        return dataclasses.replace(options, **{key: tuple(value) if isinstance(value, list) else value})
-    for name, part in nested.items():
-        if key in [field.name for field in dataclasses.fields(part)]:
-            value = tuple(value) if isinstance(value, list) else value
-            return dataclasses.replace(options, **{name: dataclasses.replace(part, **{key: value})})
-    known = names + [field.name for part in nested.values() for field in dataclasses.fields(part)]
-    close = difflib.get_close_matches(key, known, n=1)
+    fields = typing.get_type_hints(type(options))
+    parts = {name: kind for name, kind in fields.items() if dataclasses.is_dataclass(kind)}
+    if key in fields and key not in parts:
+        return dataclasses.replace(options, **{key: _converted(value, fields[key], f"--config {path}: {key}")})
+    for name, kind in parts.items():
+        if key in typing.get_type_hints(kind):
+            return dataclasses.replace(options, **{name: _set(getattr(options, name), key, value, path)})
+    known = [name for kind in (type(options), *parts.values()) for name in typing.get_type_hints(kind)]
+    close = difflib.get_close_matches(key, [name for name in known if name not in parts], n=1)
     hint = f"did you mean {close[0]}?" if close else "see headrace train --help"
     raise UsageError(f"--config {path}: unknown key {key!r}: {hint}")
+
+
+def _converted(value: Any, kind: Any, where: str) -> Any:
+    """A file's value as the option's type, as a command line would have it."""
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+    for one in kinds:
+        if typing.get_origin(one) is typing.Literal and value in typing.get_args(one):
+            return value
+        if typing.get_origin(one) is tuple and isinstance(value, list):
+            return tuple(_converted(entry, typing.get_args(one)[0], where) for entry in value)
+        if one is Path and isinstance(value, str):
+            return Path(value)
+        if one is float and type(value) is int:
+            return float(value)
+        if isinstance(one, type) and type(value) is one:
+            return value
+    if isinstance(value, dict) and "callable" in value:
+        raise UsageError(f"{where}: was a function ({value['callable']}), which a file can't hold")
+    names = " or ".join(getattr(one, "__name__", str(one)) if one is not type(None) else "nothing" for one in kinds)
+    raise UsageError(f"{where}: expected {names}, got {value!r}")

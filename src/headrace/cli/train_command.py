@@ -1,25 +1,23 @@
-"""`headrace train ENV`: from options to a training session."""
+"""`headrace train ENV`: from options to a training session; `--resume RUN` takes them from the run first."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from headrace.cli.options import translate, with_file
+from headrace.cli.options import env_kwargs, flat, translate, value_of, with_file
 from headrace.envs.spec import EnvSpec
-from headrace.errors import UsageError
+from headrace.errors import CheckpointError, UsageError
 from headrace.launch.topology import TopologyConfig
 from headrace.learning.config import PpoConfig
 from headrace.policies.config import PolicyConfig
-from headrace.run_config import RunConfig
-from headrace.session import SessionConfig
+from headrace.run_config import RunConfig, SessionConfig, decode, encode
 
 if TYPE_CHECKING:
     from headrace.api import PPO
@@ -58,58 +56,54 @@ class TrainOptions:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     argv = translate(argv)
-    options = _parse(argv)
-    from headrace.api import PPO
-    from headrace.session import open_run_dir
-
-    if options.resume is not None:
-        return _resume(options, argv)
+    if value_of("--resume", argv) is not None and not {"-h", "--help"} & set(argv):
+        return _resume(argv)
+    options = _parse(argv, TrainOptions())
     if not options.env:
         raise UsageError("expected an environment: headrace train ENV, or --resume RUN")
-    with PPO.from_config(_run_config(options)) as model:
+    config = _run_config(options)
+    from headrace.api import PPO
+
+    with PPO.from_config(config) as model:
         if options.dry_run:
             print(model.plan())
             return 0
-        run_dir = open_run_dir(options.run_dir, model.run, options.session)
-        return _train(model, options, options.session, run_dir)
+        return _train(model, options, options.run_dir)
 
 
-def _parse(argv: list[str]) -> TrainOptions:
-    defaults = TrainOptions()
-    path = _value_of("--config", argv)
+def _parse(argv: list[str], defaults: TrainOptions) -> TrainOptions:
+    path = value_of("--config", argv)
     if path is not None:
         defaults = with_file(defaults, Path(path))
     return tyro.cli(TrainOptions, args=argv, default=defaults, prog="headrace train")
 
 
-def _resume(options: TrainOptions, argv: list[str]) -> int:
+def _resume(argv: list[str]) -> int:
+    """The run's own options are the defaults; those that decide its bits can't be changed."""
     from headrace.api import PPO
     from headrace.checkpoints.snapshot import find_latest
 
-    assert options.resume is not None
-    found, snapshot, damaged = find_latest(options.resume)
+    found, snapshot, damaged = find_latest(Path(value_of("--resume", argv) or ""))
     for line in damaged:
         print(f"headrace: warning: {line}", file=sys.stderr)
-    run_dir = options.run_dir or (found.parent.parent if found.parent.name == "checkpoints" else found)
-    session = options.session
-    saved = _saved_session(run_dir)
-    if saved is not None:
-        session = (
-            replace(saved, total_timesteps=session.total_timesteps) if _value_of("--total-timesteps", argv) else saved
-        )
+    saved, home = decode(snapshot.state["config"]), _home(found)
+    options = _parse(argv, _options(saved, _saved_session(home)))
+    _require_same(saved, _run_config(options))
     with PPO.from_snapshot(snapshot) as model:
         if options.dry_run:
-            print(f"{'resumes':<12} {found.name} at {model.num_timesteps:,} of {session.total_timesteps:,} steps")
+            steps, total = model.num_timesteps, options.session.total_timesteps
+            print(f"{'resumes':<12} {found.name} at {steps:,} of {total:,} steps")
             print(model.plan())
             return 0
-        return _train(model, options, session, run_dir)
+        return _train(model, options, options.run_dir or home)
 
 
-def _train(model: PPO, options: TrainOptions, session: SessionConfig, run_dir: Path) -> int:
-    logging.basicConfig(
-        filename=run_dir / "log.txt", level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    result = model.train(session, run_dir, show=not options.quiet)
+def _train(model: PPO, options: TrainOptions, run_dir: Path | None) -> int:
+    from headrace.checkpoints.run_directory import default_run_dir
+
+    config = model.run.config
+    run_dir = run_dir or default_run_dir(config.env.name, config.seed)
+    result = model.train(options.session, run_dir, show=not options.quiet)
     mean = "no episode ended" if result.mean_return is None else f"mean return {result.mean_return:.1f}"
     print(
         f"{result.exit_reason}: {result.steps:,} steps, {result.sps:,.0f} steps/s, {mean}; "
@@ -119,29 +113,51 @@ def _train(model: PPO, options: TrainOptions, session: SessionConfig, run_dir: P
     return result.exit_code
 
 
-def _saved_session(run_dir: Path) -> SessionConfig | None:
-    path = run_dir / "config.json"
-    return SessionConfig(**json.loads(path.read_text())["session"]) if path.is_file() else None
+def _home(checkpoint: Path) -> Path | None:
+    """The run directory that a checkpoint belongs to; None if it was saved on its own."""
+    if checkpoint.parent.name == "checkpoints":
+        return checkpoint.parent.parent
+    return checkpoint.parent if (checkpoint.parent / "config.json").is_file() else None
+
+
+def _saved_session(home: Path | None) -> SessionConfig:
+    if home is None or not (home / "config.json").is_file():
+        return SessionConfig()
+    try:
+        return SessionConfig(**json.loads((home / "config.json").read_text())["session"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{home / 'config.json'} can't be read: {type(error).__name__}: {error}; mend it, or remove it and say "
+            f"--total-timesteps again"
+        ) from error
+
+
+def _options(config: RunConfig, session: SessionConfig) -> TrainOptions:
+    spec = config.env
+    return TrainOptions(
+        env=str(spec.env),
+        seed=config.seed,
+        env_kwargs=json.dumps(dict(spec.kwargs)),
+        wrappers=tuple(str(wrapper) for wrapper in spec.wrappers),
+        action_repeat=spec.action_repeat,
+        policy=config.policy,
+        ppo=config.ppo,
+        topology=config.topology,
+        session=session,
+    )
+
+
+def _require_same(saved: RunConfig, asked: RunConfig) -> None:
+    was, now = flat(encode(saved)), flat(encode(asked))
+    for name, value in was.items():
+        if now[name] != value:
+            raise UsageError(
+                f"--resume goes on with the run as it was: {name} is {value!r}, got {now[name]!r}; "
+                f"for another one start a new run (--config RUN/config.json takes over its options)"
+            )
 
 
 def _run_config(options: TrainOptions) -> RunConfig:
-    try:
-        kwargs = json.loads(options.env_kwargs)
-    except ValueError as error:
-        raise UsageError(
-            f"--env-kwargs: expected JSON such as '{{\"max_episode_steps\": 100}}', got {options.env_kwargs!r}: {error}"
-        ) from error
-    if not isinstance(kwargs, dict):
-        raise UsageError(f"--env-kwargs: expected a JSON object, got {options.env_kwargs!r}")
     seed = int.from_bytes(os.urandom(4), "little") if options.seed is None else options.seed
-    spec = EnvSpec(options.env, kwargs, options.wrappers, options.action_repeat)
+    spec = EnvSpec(options.env, env_kwargs(options.env_kwargs), options.wrappers, options.action_repeat)
     return RunConfig(spec, seed, options.policy, options.ppo, options.topology)
-
-
-def _value_of(name: str, argv: list[str]) -> str | None:
-    for position, argument in enumerate(argv):
-        if argument == name and position + 1 < len(argv):
-            return argv[position + 1]
-        if argument.startswith(f"{name}="):
-            return argument.partition("=")[2]
-    return None

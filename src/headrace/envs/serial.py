@@ -10,6 +10,7 @@ by the actor. Does not know policies or slabs' lifetimes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import gymnasium as gym
@@ -66,7 +67,10 @@ class SerialEnvs:
                 )
             obs = self._reset(position)
             for count, action in enumerate(episode.actions):
-                obs, _, terminated, truncated, _ = self._steps[position](action)
+                try:
+                    obs, _, terminated, truncated, _ = self._steps[position](action)
+                except Exception as error:
+                    raise EnvFailure(position, f"raised {type(error).__name__} in its replay: {error}") from error
                 if terminated or truncated:
                     raise ReplayError(
                         f"env {episode.env_index}, episode {episode.episode}, seed {episode.seed}: ended at step "
@@ -105,15 +109,16 @@ class SerialEnvs:
         try:
             row.reward[:] = rewards
         except (TypeError, ValueError) as error:
-            bad = next(i for i, reward in enumerate(rewards) if np.ndim(reward) != 0 or not np.isreal(reward))
-            raise EnvFailure(bad, f"expected a number as reward, got {rewards[bad]!r}") from error
+            bad = next(i for i, reward in enumerate(rewards) if not _is_number(reward))
+            raise EnvFailure(bad, f"returned the reward {rewards[bad]!r}, expected a number") from error
         self._write(observations, row.next_obs)
 
     def close(self) -> None:
         """Close every environment, whatever the others do."""
-        for env in self._envs:
-            env.close()
-        self._envs = []
+        with ExitStack() as stack:
+            for env in reversed(self._envs):
+                stack.callback(env.close)
+            self._envs = []
 
     def _reset(self, position: int) -> Any:
         seed = self._seed_of(self._indices[position], self._episode[position])
@@ -133,7 +138,7 @@ class SerialEnvs:
             if shape:
                 np.concatenate(observations, out=out.reshape(-1, *shape[1:]), casting="same_kind")
             else:
-                out[:] = observations
+                np.copyto(out, observations, casting="same_kind")
         except (TypeError, ValueError) as error:
             for position, obs in enumerate(observations):
                 self._check(position, obs)
@@ -142,7 +147,14 @@ class SerialEnvs:
     def _check(self, position: int, obs: Any) -> None:
         expected = self.observation_space
         if np.shape(obs) != self._shape:
-            raise EnvFailure(position, f"expected an observation of shape {self._shape}, got {np.shape(obs)}")
+            raise EnvFailure(position, f"returned an observation of shape {np.shape(obs)}, expected {self._shape}")
         got = np.asarray(obs).dtype
         if not np.can_cast(got, expected.dtype, "same_kind"):
-            raise EnvFailure(position, f"expected an observation of dtype {expected.dtype}, got {got}")
+            raise EnvFailure(position, f"returned an observation of dtype {got}, expected {expected.dtype}")
+
+
+def _is_number(reward: Any) -> bool:
+    try:
+        return np.ndim(reward) == 0 and not np.iscomplexobj(reward) and isinstance(float(reward), float)
+    except (TypeError, ValueError):
+        return False

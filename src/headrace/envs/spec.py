@@ -19,7 +19,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from headrace.errors import EnvError, UsageError
+from headrace.errors import EnvError, HeadraceError, UsageError
 
 EnvSource = str | Callable[..., Any]
 
@@ -34,15 +34,24 @@ class EnvSpec:
     action_repeat: int = 1
 
     def __post_init__(self) -> None:
-        if self.action_repeat < 1:
-            raise UsageError(f"action_repeat: expected at least 1, got {self.action_repeat}")
+        if isinstance(self.env, gym.Env | gym.vector.VectorEnv):
+            raise UsageError(
+                f"env: expected an id, module:attribute or a function that makes one, got an instance "
+                f"({_name(self.env)}); headrace builds as many as it needs: pass what makes one, as in lambda: make()"
+            )
+        if not isinstance(self.env, str) and not callable(self.env):
+            raise UsageError(f"env: expected an id, module:attribute or a callable, got {type(self.env).__name__}")
+        repeat: Any = self.action_repeat
+        if not isinstance(repeat, int) or repeat < 1:
+            raise UsageError(f"action_repeat: expected a whole number of at least 1, got {repeat!r}")
 
     @property
     def name(self) -> str:
         """What to call it in run directories and messages."""
         if isinstance(self.env, str):
             return self.env
-        return getattr(self.env, "__qualname__", type(self.env).__name__).replace("<", "").replace(">", "")
+        name: str = getattr(self.env, "__qualname__", type(self.env).__name__)
+        return name.rpartition("<locals>.")[2].strip("<>")
 
     def is_vector(self) -> bool:
         """Whether the callable builds a whole vector environment: it has a parameter named num_envs."""
@@ -56,12 +65,14 @@ class EnvSpec:
                 f"{self.name}: expected a gymnasium.Env, got {type(env).__module__}.{type(env).__name__}; "
                 f"a factory of vector environments must take a parameter named num_envs"
             )
-        if self.action_repeat > 1:
-            env = ActionRepeat(env, self.action_repeat)
-        for wrapper in self.wrappers:
-            env = (_load(wrapper, "wrapper") if isinstance(wrapper, str) else wrapper)(env)
-        built: gym.Env[Any, Any] = env
-        return built
+        dressed: gym.Env[Any, Any] = ActionRepeat(env, self.action_repeat) if self.action_repeat > 1 else env
+        try:
+            for wrapper in self.wrappers:
+                dressed = self._wrap(dressed, wrapper)
+        except HeadraceError:
+            dressed.close()
+            raise
+        return dressed
 
     def make_vector(self, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
         """A vector environment of that size, from a callable that takes num_envs."""
@@ -88,7 +99,11 @@ class EnvSpec:
         }
 
     def _is_id(self) -> bool:
-        return isinstance(self.env, str) and (":" not in self.env or self.env.split(":", 1)[1] in gym.registry)
+        """Gymnasium's own module:id imports a module that registers; an id is no attribute, it has a -v0."""
+        if not isinstance(self.env, str):
+            return False
+        _, colon, attribute = self.env.partition(":")
+        return not colon or attribute in gym.registry or not all(map(str.isidentifier, attribute.split(".")))
 
     def _callable(self) -> Callable[..., Any]:
         return _load(self.env, "environment") if isinstance(self.env, str) else self.env
@@ -102,9 +117,24 @@ class EnvSpec:
         except Exception as error:
             raise self._failed(error) from error
 
+    def _wrap(self, env: gym.Env[Any, Any], wrapper: EnvSource) -> gym.Env[Any, Any]:
+        wrap = _load(wrapper, "wrapper") if isinstance(wrapper, str) else wrapper
+        name = wrapper if isinstance(wrapper, str) else getattr(wrapper, "__qualname__", repr(wrapper))
+        try:
+            wrapped = wrap(env)
+        except Exception as error:
+            raise EnvError(f"{self.name}: wrapper {name} raised {type(error).__name__}: {error}") from error
+        if not isinstance(wrapped, gym.Env):
+            raise EnvError(
+                f"{self.name}: expected wrapper {name} to give a gymnasium.Env, got {type(wrapped).__name__}"
+            )
+        return wrapped
+
     def _make_registered(self, env_id: str) -> gym.Env[Any, Any]:
         try:
             gym.spec(env_id)
+        except ImportError as error:
+            raise UsageError(f"environment {env_id!r}: {error}; expected module:id, importable from here") from error
         except gym.error.Error as error:
             known = list(gym.registry)
             close = difflib.get_close_matches(env_id, known, n=3, cutoff=0.4)
@@ -146,13 +176,24 @@ def _load(path: str, what: str) -> Callable[..., Any]:
         raise UsageError(f"{what} {path!r}: expected module:attribute")
     try:
         found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise EnvError(f"{what} {path!r}: importing {module_name} failed: {error}") from error
+        raise UsageError(f"{what} {path!r}: {error}; expected module:attribute, importable from here") from error
+    except Exception as error:
+        raise EnvError(f"{what} {path!r}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    try:
         for name in attribute.split("."):
             found = getattr(found, name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"{what} {path!r}: {error}; expected module:attribute, importable from here") from error
+    except AttributeError as error:
+        raise UsageError(f"{what} {path!r}: {error}; expected module:attribute") from error
     if not callable(found):
         raise UsageError(f"{what} {path!r}: expected something callable, got {type(found).__name__}")
     return found
+
+
+def _name(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:

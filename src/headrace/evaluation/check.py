@@ -24,7 +24,7 @@ from headrace.envs.adapters.gymnasium_spaces import describe
 from headrace.envs.adapters.gymnasium_vector import GymnasiumVector
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import EnvError
-from headrace.evaluation.trace import Trace, play
+from headrace.evaluation.trace import MOST_STEPS, Trace, play
 from headrace.memory.spaces import Space
 
 EPISODES = 5
@@ -96,10 +96,12 @@ def check_env(env: EnvSource | EnvSpec, seed: int = 1, progress: Callable[[str],
     finally:
         single.close()
     say(f"playing episode {EPISODES} alone in a fresh process")
-    difference = traces[-1].difference(_alone(spec, seed, EPISODES))
+    last = traces[-1]
+    steps = MOST_STEPS if last.flags[-1].any() else len(last.reward)  # as far as it was played, or to its end
+    difference = last.difference(_alone(spec, seed, EPISODES, steps))
     costs = np.concatenate([trace.step_s for trace in traces]) * 1e6
-    steps = sum(len(trace.reward) for trace in traces)
-    evidence = f"episode {EPISODES} alone in a fresh process is the same to the last bit ({steps} steps played)"
+    played = sum(len(trace.reward) for trace in traces)
+    evidence = f"episode {EPISODES} alone in a fresh process is the same to the last bit ({played} steps played)"
     if difference is not None:
         evidence = f"episode {EPISODES} alone in a fresh process differs in {difference}"
     return Checked(
@@ -121,14 +123,14 @@ def _played(env: Any, seed: int, episode: int, name: str) -> Trace:
         raise EnvError(f"{name}: episode {episode} of the check raised {type(error).__name__}: {error}") from error
 
 
-def _alone(spec: EnvSpec, seed: int, episode: int) -> Trace:
+def _alone(spec: EnvSpec, seed: int, episode: int, steps: int) -> Trace:
     import cloudpickle
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "trace.npz"
         done = subprocess.run(
             [sys.executable, "-m", "headrace.evaluation.trace", str(out)],
-            input=cloudpickle.dumps((spec, seed, episode)),
+            input=cloudpickle.dumps((spec, seed, episode, steps)),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # the user's modules, wherever we found them
             capture_output=True,
             check=False,

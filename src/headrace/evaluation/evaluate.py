@@ -69,9 +69,9 @@ def evaluate(
         while (played < targets).any():
             act(obs, number, action)
             envs.step(as_sent(action), row, _ignore)
-            if not np.isfinite(row.reward).all():
-                bad = int(np.flatnonzero(~np.isfinite(row.reward))[0])
-                raise NumericsError(f"evaluation, env {bad}: the reward is {row.reward[bad]}; expected a finite number")
+            _require_finite(row.reward, "reward", played, length)
+            if following.dtype.kind == "f":
+                _require_finite(following, "observation that followed", played, length)
             total += row.reward * row.valid
             length += row.valid
             for env in np.flatnonzero((row.terminated | row.truncated) & row.valid):
@@ -85,10 +85,21 @@ def evaluate(
             obs[...] = following
             number += 1
     except EnvFailure as failure:
-        raise EnvError(f"evaluation, env {failure.position}: the environment {failure.reason}") from (
+        raise EnvError(f"{_place(failure.position, played, length)}: the environment {failure.reason}") from (
             failure.__cause__ or failure
         )
     return result
+
+
+def _require_finite(values: Array, what: str, played: Array, length: Array) -> None:
+    finite = np.isfinite(values)
+    if not finite.all():
+        bad = int(np.argmin(finite.reshape(len(values), -1).all(1)))
+        raise NumericsError(f"{_place(bad, played, length)}: the {what} is {values[bad].tolist()}; expected numbers")
+
+
+def _place(env: int, played: Array, length: Array) -> str:
+    return f"evaluation, env {env}, episode {played[env]}, step {length[env]}"
 
 
 def _ignore(env: int, obs: Any) -> None:

@@ -23,6 +23,7 @@ from headrace.envs.seeds import Purpose, leaf, sequence
 from headrace.envs.spec import EnvSpec
 
 MOST_STEPS = 1000
+MOST_S = 5.0  # of one episode: a slow environment is judged by fewer steps
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,15 @@ class Trace:
         )
 
 
-def play(env: gym.Env[Any, Any], seed: int, episode: int) -> Trace:
-    """Reset with the episode's seed and take its random actions until it ends."""
+def play(env: gym.Env[Any, Any], seed: int, episode: int, steps: int = MOST_STEPS, most_s: float = MOST_S) -> Trace:
+    """Reset with the episode's seed and take its random actions until it ends, or the steps or the time run out."""
     env.action_space.seed(int(sequence(seed, Purpose.CHECK, episode, 1).generate_state(1, np.uint32)[0]))
     start = time.perf_counter()
     obs, _ = env.reset(seed=leaf(seed, Purpose.CHECK, episode, 0))
     reset_s = time.perf_counter() - start
     seen, rewards, flags, costs = [np.array(obs)], [], [], []
-    for _ in range(MOST_STEPS):
+    began = time.perf_counter()
+    for _ in range(steps):
         action = env.action_space.sample()
         start = time.perf_counter()
         obs, reward, terminated, truncated, _ = env.step(action)
@@ -67,7 +69,7 @@ def play(env: gym.Env[Any, Any], seed: int, episode: int) -> Trace:
         seen.append(np.array(obs))
         rewards.append(float(reward))
         flags.append((bool(terminated), bool(truncated)))
-        if terminated or truncated:
+        if terminated or truncated or time.perf_counter() - began > most_s:
             break
     return Trace(np.stack(seen), np.array(rewards), np.array(flags), np.array(costs), reset_s)
 
@@ -76,11 +78,11 @@ def main() -> None:
     """The fresh process's side."""
     import cloudpickle
 
-    spec, seed, episode = cloudpickle.loads(sys.stdin.buffer.read())
+    spec, seed, episode, steps = cloudpickle.loads(sys.stdin.buffer.read())
     assert isinstance(spec, EnvSpec)
     env = spec.make()
     try:
-        trace = play(env, seed, episode)
+        trace = play(env, seed, episode, steps, most_s=float("inf"))
     finally:
         env.close()
     with Path(sys.argv[1]).open("wb") as out:

@@ -72,12 +72,11 @@ def schedule(name: str, value: Schedule) -> Callable[[float], float]:
         return value
     text = str(value)
     try:
-        if text.startswith("lin_"):
-            start = float(text.removeprefix("lin_"))
-            return lambda progress_remaining: progress_remaining * start
-        constant = float(text)
+        start = float(text.removeprefix("lin_"))
     except ValueError as error:
         raise UsageError(f"{name}: expected a number or lin_NUMBER, got {value!r}") from error
-    if not 0 <= constant < float("inf"):
+    if not 0 <= start < float("inf"):
         raise UsageError(f"{name}: expected a number of at least 0, got {value!r}")
-    return lambda _: constant
+    if text.startswith("lin_"):
+        return lambda progress_remaining: progress_remaining * start
+    return lambda _: start

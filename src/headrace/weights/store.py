@@ -20,7 +20,7 @@ class WeightStore:
 
     def __init__(self, size: int, capacity: int) -> None:
         self._vectors = torch.empty(capacity, size)
-        self._versions = [-1] * capacity
+        self._versions: list[int | None] = [None] * capacity
         self.version = -1
 
     def publish(self, flat: FlatParameters, version: int | None = None) -> int:
@@ -36,7 +36,8 @@ class WeightStore:
         """The weights of a version that is still kept."""
         slot = version % len(self._versions)
         if self._versions[slot] != version:
-            raise HeadraceError(f"weights of version {version} are gone; kept are {sorted(self._versions)}")
+            kept = sorted(one for one in self._versions if one is not None)
+            raise HeadraceError(f"weights of version {version} are gone; kept are {kept}")
         return self._vectors[slot]
 
 
@@ -48,7 +49,7 @@ class Replica:
             parameter.requires_grad_(False)
         flat.module.eval()
         self._flat = flat
-        self._version = -1
+        self._version: int | None = None
 
     def load(self, store: WeightStore, version: int) -> None:
         """Switch to a version; nothing is copied if it is already there."""
@@ -58,4 +59,4 @@ class Replica:
 
     def forget(self) -> None:
         """Load again next time, even the same version: its weights were replaced."""
-        self._version = -1
+        self._version = None

@@ -1,4 +1,4 @@
-"""The actor's guards: what is not finite is named with its environment, episode, seed and step, wherever it turns up."""
+"""The actor's guards: what is not finite is named with its environment, episode, seed and step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.chains import SOURCES, ChainEnv, Script, seed_of
-from support.slabs import act_by_noise, noise_actor, slab_for
 
 from headrace.errors import HeadraceError, NumericsError
+from support.chains import SOURCES, ChainEnv, Script, seed_of
+from support.slabs import act_by_noise, noise_actor, slab_for
 
 ENV_INDICES = range(3, 6)
 BAD = ENV_INDICES[1]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from headrace.episodes.counting import Counters, number_rows
 from support.generators import Flags, flags, quick, seeds, thorough
 from support.oracles import SlowEnv
 from support.slabs import Array
-
-from headrace.episodes.counting import Counters, number_rows
 
 
 def counters_before(n_envs: int, seed: int) -> Counters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
@@ -12,11 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.bit_envs import Noisy
-from support.chains import seed_of
-from support.generators import Flags, flags, quick, seeds, thorough
-from support.oracles import SlowEnv
-from support.slabs import Array, filled_slabs, noise_actor, slab_for
 
 from headrace.envs.actions import sender
 from headrace.envs.serial import SerialEnvs
@@ -25,6 +21,11 @@ from headrace.episodes.journal import Journal
 from headrace.errors import ReplayError
 from headrace.memory.slab import Slab
 from headrace.memory.spaces import Box, Discrete, Space
+from support.bit_envs import Noisy
+from support.chains import seed_of
+from support.generators import Flags, flags, quick, seeds, thorough
+from support.oracles import SlowEnv
+from support.slabs import Array, filled_slabs, noise_actor, slab_for
 
 ACTION_SPACES: list[Space] = [
     Discrete(5),
@@ -46,7 +47,7 @@ def journalled(space: Space, rows: Flags, actions: Array, cuts: list[int]) -> Jo
     T, B = rows.shape
     journal = Journal(B, seed_of, sender(space))
     edges = sorted({0, T, *(cut % T for cut in cuts)})
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in pairwise(edges):
         for shard in (range(B // 2), range(B // 2, B)):
             part = slice(shard.start, shard.stop)
             action = actions[start:stop, part].copy()
@@ -83,9 +84,7 @@ def test_it_holds_the_live_episodes_actions_as_sent(rows: Flags, space: Space, s
 
 @quick
 @given(flags(max_steps=20, max_envs=5), st.sampled_from(ACTION_SPACES), seeds, st.integers(1, 19))
-def test_a_restored_journal_goes_on_as_if_nothing_had_happened(
-    rows: Flags, space: Space, seed: int, cut: int
-) -> None:
+def test_a_restored_journal_goes_on_as_if_nothing_had_happened(rows: Flags, space: Space, seed: int, cut: int) -> None:
     T, B = rows.shape
     cut, actions = cut % T, actions_in(space, rows.shape, seed)
     first = journalled(space, rows.rows(0, cut), actions[:cut], []) if cut else Journal(B, seed_of, sender(space))
@@ -186,7 +185,7 @@ def test_a_dropped_action_is_caught(name: str) -> None:
 
 
 def test_a_journal_of_another_seed_is_refused() -> None:
-    envs, last, live = lived("np_random", n_slabs=1)
+    _, last, live = lived("np_random", n_slabs=1)
     live[1] = replace(live[1], seed=live[1].seed + 1)
     with pytest.raises(ReplayError, match=f"env {ENV_INDICES[1]}.*another seed"):
         serial("np_random").restore(live, np.empty_like(last.last_obs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ CLOSED_FORM_ACTIONS = [name for name in ACTIONS if not name.startswith("multi")]
 
 
 def is_possible(cell: Cell) -> bool:
+    if cell["policy"] == "cnn chw" and cell["action"] not in ("discrete", "box"):
+        return False  # dear, and the layout has nothing to do with the actions
     plain = cell["policy"] != "own" and not cell["policy"].startswith("cnn")
     return cell["gradients"] == "autograd" or (plain and cell["action"] in CLOSED_FORM_ACTIONS)
 
@@ -70,8 +73,6 @@ def test_old_weights_are_noticed(gradients: str, monkeypatch: pytest.MonkeyPatch
     with hr.PPO(
         "MlpPolicy", "CartPole-v1", n_envs=4, n_steps=16, seed=1, gradients=gradients, learning_rate=1e-2
     ) as model:
-        import copy
-
         first = copy.deepcopy(model.policy)
         assert model.run.update(10**6)[0]["headrace/first_ratio_error"] < 1e-5
         assert model.run.update(10**6)[0]["headrace/first_ratio_error"] > 1e-3

@@ -7,10 +7,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.generators import quick
 
 from headrace.errors import LedgerError
 from headrace.memory.ledger import Ledger
+from support.generators import quick
 
 fates = st.sampled_from(["consume", "reject", "discard"])
 

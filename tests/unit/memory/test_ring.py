@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.slabs import small_schema
 
 from headrace.errors import RingError
 from headrace.memory.ring import Ring
 from headrace.memory.ring_state import Lease
 from headrace.memory.slab import Slab, Word
+from support.slabs import small_schema
 
 
 def granted(ring: Ring, shard: int) -> Lease:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.generators import spaces, thorough
-from support.slabs import CHOICE, VECTOR, small_schema
 
 from headrace.memory.schema import ALIGNMENT, Field, Schema, explain_difference, rollout_schema
 from headrace.memory.spaces import Space
+from support.generators import spaces, thorough
+from support.slabs import CHOICE, VECTOR, small_schema
 
 FIELD_NAMES = [field.name for field in small_schema().fields]
 

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from support.slabs import heap_slab, small_schema
 
 from headrace.errors import SchemaError
 from headrace.memory.schema import Schema
 from headrace.memory.segment import HeapSegment, Segment, SharedSegment
 from headrace.memory.slab import HEADER_BYTES, MAGIC, Slab, Word, slab_bytes
+from support.slabs import heap_slab, small_schema
 
 ACTOR_WORDS = (Word.COMMIT, Word.FINAL_COUNT, Word.STARTED_NS, Word.COMMITTED_NS)
 OWNER_WORDS = (Word.MAGIC, Word.FINGERPRINT, Word.FENCE, Word.SHARD, Word.SEQUENCE)

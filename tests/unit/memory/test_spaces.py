@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given
-from support.generators import boxes, quick, shapes, spaces, thorough
 
 from headrace.errors import SchemaError
 from headrace.memory.spaces import Box, Discrete, MultiBinary, Space, bounds, decode, encode, shape_of, size_of
+from support.generators import boxes, quick, shapes, spaces, thorough
 
 
 @thorough

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.generators import thorough
 
 from headrace.policies.tiles import SMALLEST_TILE, default_tile, spans
+from support.generators import thorough
 
 
 @thorough

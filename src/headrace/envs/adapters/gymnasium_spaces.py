@@ -11,9 +11,9 @@ from headrace.errors import UsageError
 from headrace.memory.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 _ADVICE = {
-    "Dict": "wrap the environment in gymnasium.wrappers.FlattenObservation",
-    "Tuple": "wrap the environment in gymnasium.wrappers.FlattenObservation",
-    "Text": "encode the text as numbers in a wrapper",
+    ("Dict", "observation"): "wrap the environment in gymnasium.wrappers.FlattenObservation",
+    ("Tuple", "observation"): "wrap the environment in gymnasium.wrappers.FlattenObservation",
+    ("Text", "observation"): "encode the text as numbers in a wrapper",
 }
 
 
@@ -36,7 +36,7 @@ def describe(space: gym.Space[Any], role: str, where: str) -> Space:
     kind = type(space).__name__
     raise UsageError(
         f"{where}: unsupported {role} space {kind}; expected Box, Discrete, MultiDiscrete or MultiBinary; "
-        f"{_ADVICE.get(kind, 'convert it in a wrapper')}"
+        f"{_ADVICE.get((kind, role), 'convert it in a wrapper')}"
     )
 
 

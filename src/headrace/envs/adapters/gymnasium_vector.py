@@ -107,11 +107,15 @@ class GymnasiumVector:
 
     def _write(self, obs: Any, out: Array) -> None:
         if np.shape(obs) != (self.num_envs, *self._shape):
-            raise EnvFailure(0, f"expected observations of shape {(self.num_envs, *self._shape)}, got {np.shape(obs)}")
+            raise EnvFailure(
+                0, f"returned observations of shape {np.shape(obs)}, expected {(self.num_envs, *self._shape)}"
+            )
         try:
             np.copyto(out, obs, casting="same_kind")
         except TypeError as error:
-            raise EnvFailure(0, f"expected observations of dtype {out.dtype}, got {np.asarray(obs).dtype}") from error
+            raise EnvFailure(
+                0, f"returned observations of dtype {np.asarray(obs).dtype}, expected {out.dtype}"
+            ) from error
 
 
 def _somewhere(error: Exception) -> EnvFailure:

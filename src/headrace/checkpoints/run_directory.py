@@ -1,0 +1,146 @@
+"""A run's directory: its name, what it holds from the start, and its one history.
+
+    config.json, versions.json, log.txt      at the start            result.json, report.*      at the end
+    metrics.jsonl, episodes.jsonl, events.*, evaluations.npz, checkpoints/, best/               meanwhile
+
+A run goes on from an earlier step than its files reach after a kill, after damage to its newest checkpoint, or because
+the user named an earlier one. What lies beyond that step will be written once more, so it is set aside first: newer
+checkpoints go to superseded/, later episodes are dropped, evaluations are read back up to the step.
+Does not know sessions or runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import platform
+import shutil
+import time
+import zipfile
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.checkpoints.snapshot import Snapshot
+from headrace.errors import UsageError
+from headrace.evaluation.evaluate import Evaluated
+
+logger = logging.getLogger(__name__)
+
+_PACKAGES = ("headrace", "torch", "numpy", "gymnasium", "safetensors")
+
+
+def default_run_dir(env: str, seed: int) -> Path:
+    """runs/<env>__ppo__<seed>__<time>, with a number behind it if that is taken."""
+    name = f"{env.replace('/', '_').replace(':', '_')}__ppo__{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain([name], (f"{name}-{count}" for count in itertools.count(2)))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
+
+
+def open_run_dir(run_dir: Path, config: dict[str, Any], is_new: bool) -> None:
+    """Make the directory and write what is known at the start; refused if it can't be, or holds another run."""
+    if is_new and any((run_dir / name).exists() for name in ("checkpoints", "metrics.jsonl")):
+        raise UsageError(
+            f"run directory {run_dir} already holds a run: go on with it (--resume {run_dir}, or PPO.load in Python), "
+            f"or choose another directory"
+        )
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_json(run_dir / "config.json", config)
+        write_json(run_dir / "versions.json", _versions())
+        (run_dir / "log.txt").touch()
+    except OSError as error:
+        raise UsageError(
+            f"run directory {run_dir}: can't be written: {error}; choose another with --run-dir"
+        ) from error
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    fresh = path.with_suffix(".partial")
+    fresh.write_text(json.dumps(data, indent=2) + "\n")
+    fresh.replace(path)
+
+
+def checkpoint_name(steps: int) -> str:
+    """Names sort as steps do."""
+    return f"step_{steps:012d}"
+
+
+def settled(snapshot: Snapshot) -> Snapshot:
+    """The snapshot of a run whose collecting was broken off: that rollout is leased, and if first begun, once more."""
+    state = snapshot.state
+    sequences = state["ring"]["sequences"]
+    ring = state["ring"] | {"leased": sum(sequences)}
+    return replace(snapshot, state=state | {"ring": ring, "is_begun": state["is_begun"] and any(sequences)})
+
+
+def set_newer_aside(run_dir: Path, steps: int) -> None:
+    """Checkpoints beyond the run's step are damaged, or another future: they must not pass for its newest one."""
+    folder, aside = run_dir / "checkpoints", run_dir / "superseded"
+    for torn in folder.glob(".*.partial"):
+        shutil.rmtree(torn, ignore_errors=True)
+    for newer in folder.glob("step_*"):
+        if newer.name > checkpoint_name(steps):
+            logger.warning("%s is beyond step %d: moved to %s", newer, steps, aside)
+            shutil.rmtree(aside / newer.name, ignore_errors=True)
+            aside.mkdir(exist_ok=True)
+            newer.rename(aside / newer.name)
+
+
+def cut_episodes(path: Path, steps: int) -> None:
+    """Drop the episodes that a resumed run will see again, and a line torn by a crash."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    os.truncate(path, sum(map(len, itertools.takewhile(lambda line: _step_of(line) <= steps, lines))))
+
+
+def read_evaluations(path: Path, steps: int) -> list[tuple[int, Evaluated]]:
+    """The evaluations up to a step, as an earlier session left them."""
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            columns = [kept[name].tolist() for name in ("timesteps", "results", "ep_lengths")]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        logger.warning("%s can't be read, evaluations start anew: %s", path, error)
+        return []
+    return [(at, Evaluated(returns, lengths)) for at, returns, lengths in zip(*columns, strict=True) if at <= steps]
+
+
+def write_evaluations(path: Path, evaluations: list[tuple[int, Evaluated]]) -> None:
+    """SB3's evaluations.npz. Its arrays are rectangular: evaluations of another number of episodes are left out."""
+    episodes = len(evaluations[-1][1].returns)
+    alike = [(at, one) for at, one in evaluations if len(one.returns) == episodes]
+    fresh = path.with_suffix(".partial")
+    with fresh.open("wb") as file:
+        np.savez(
+            file,
+            timesteps=np.array([at for at, _ in alike]),
+            results=np.array([one.returns for _, one in alike]),
+            ep_lengths=np.array([one.lengths for _, one in alike]),
+        )
+    fresh.replace(path)
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return float(json.loads(line)["steps"]) if line.endswith(b"\n") else float("inf")
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

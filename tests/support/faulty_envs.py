@@ -1,0 +1,181 @@
+"""Environments that go wrong in one known place, and spaces that headrace does not take.
+
+    Steady            nothing wrong: a walk driven by its own generator; episodes of a fixed length, cut by a limit
+    Faulty            Steady, but for one fault at (env index, episode, step), and nowhere else
+    Sleepy            Steady, but a step takes a while: there is time to send a signal
+    UsesGlobalRandom, CarriesState     not a function of seed and actions
+
+Named as support.faulty_envs:X they can be found by a fresh process that has tests/ on its path.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from headrace.envs.seeds import Purpose, leaf
+
+Step = tuple[Any, Any, bool, bool, dict[str, Any]]
+
+
+class Steady(gym.Env[Any, Any]):
+    """Every observation is drawn from the generator of its seed; the reward is the action."""
+
+    def __init__(self, length: int = 5, dtype: str = "float32") -> None:
+        self.observation_space = spaces.Box(0, 100, (3,), np.dtype(dtype).type)
+        self.action_space = spaces.Discrete(2)
+        self._length, self._dtype = length, dtype
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Step:
+        self._steps += 1
+        return self._seen(), float(action), False, self._steps >= self._length, {}
+
+    def _seen(self) -> Any:
+        return self.np_random.uniform(0, 100, 3).astype(self._dtype)
+
+
+class Faulty(Steady):
+    """Goes wrong in one step of one episode of one environment, wherever that is hosted: it knows it by its seed."""
+
+    ENV, EPISODE, STEP, SEED = 1, 2, 3, 7  # the run's seed must be this one
+    PLACE = f"env {ENV}, episode ({ENV}, {EPISODE}), seed {leaf(SEED, Purpose.ENV, ENV, EPISODE)}, step {STEP}"
+    is_mended: ClassVar[bool] = False
+
+    def __init__(self, fault: str = "step_raises", dtype: str = "float32") -> None:
+        super().__init__(dtype=dtype)
+        self._fault = fault
+        self._is_faulty_episode = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._is_faulty_episode = not self.is_mended and seed == self.fault_seed()
+        if self._is_faulty_episode and self._fault == "reset_raises":
+            raise RuntimeError("the simulator did not come up")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Step:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if not self._is_faulty_episode or self._steps != self.STEP + 1:
+            return obs, reward, terminated, truncated, info
+        match self._fault:
+            case "step_raises":
+                raise RuntimeError("the simulator fell over")
+            case "nan_reward":
+                reward = float("nan")
+            case "text_reward":
+                reward = "much"
+            case "nan_obs":
+                obs[1] = np.nan
+            case "inf_obs":
+                obs[1] = np.inf
+            case "shape":
+                obs = np.append(obs, obs[0])
+            case "dtype":
+                obs = obs.astype(np.float64)
+            case "four_values":
+                return obs, reward, truncated, info  # type: ignore[return-value]  # the old Gym's step
+        return obs, reward, terminated, truncated, info
+
+    @classmethod
+    def fault_seed(cls) -> int:
+        """The seed of the faulty episode."""
+        return leaf(cls.SEED, Purpose.ENV, cls.ENV, cls.EPISODE)
+
+
+class FaultyStart(Steady):
+    """Its first observations are not numbers."""
+
+    def _seen(self) -> Any:
+        return np.full(3, np.inf, np.float32)
+
+
+class FaultyClose(Steady):
+    """Can't be closed."""
+
+    def close(self) -> None:
+        raise RuntimeError("the simulator does not answer")
+
+
+class Sleepy(Steady):
+    """Rollouts long enough to be in the middle of one."""
+
+    def __init__(self, length: int = 37, sleep_s: float = 0.002) -> None:
+        super().__init__(length)
+        self._sleep_s = sleep_s
+
+    def step(self, action: Any) -> Step:
+        time.sleep(self._sleep_s)
+        return super().step(action)
+
+
+class Busy(Steady):
+    """Burns processor time, as a simulation does."""
+
+    BURN_S = 0.002
+
+    def step(self, action: Any) -> Step:
+        until = time.perf_counter() + self.BURN_S
+        while time.perf_counter() < until:
+            pass
+        return super().step(action)
+
+
+class UsesGlobalRandom(Steady):
+    """Draws from numpy's global generator, which no reset seeds."""
+
+    def step(self, action: Any) -> Step:
+        _, *rest = super().step(action)
+        return np.random.uniform(0, 100, 3).astype(np.float32), *rest  # type: ignore[return-value]
+
+
+class CarriesState(Steady):
+    """Episodes get longer with every reset of the same instance, as with episodic lives or a curriculum."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._length += 1
+        return super().reset(seed=seed)
+
+
+class DictObservation(Steady):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict({"position": spaces.Box(-1, 1, (2,)), "lives": spaces.Discrete(3)})
+
+
+class TextObservation(Steady):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Text(8)
+
+
+class IntegerAction(Steady):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(0, 9, (2,), np.int32)
+
+
+class TupleAction(Steady):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])
+
+
+def raises() -> gym.Env[Any, Any]:
+    """A factory that does not get far."""
+    raise OSError("no licence for the simulator")
+
+
+def makes_a_number() -> Any:
+    return 3
+
+
+NUMBER = 3

@@ -1,0 +1,139 @@
+"""The hand-derived gradients against autograd's, which is the reference: every option, every size."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import UsageError
+from headrace.learning.closed_form import ClosedFormGradients, supports
+from headrace.learning.config import PpoConfig
+from headrace.learning.learner import Learner
+from headrace.learning.ppo import AutogradGradients, Coefficients, Rows, Terms
+from headrace.policies.config import PolicyConfig
+from headrace.weights.flat import FlatParameters
+from support.bit_envs import ACTIONS
+from support.ppo_rows import completed_batch, random_rows, shaken, spaces_named
+from support.toy_policies import SubclassedMlp, mlp_policy, own_policy
+
+
+def both(module: torch.nn.Module) -> tuple[FlatParameters, FlatParameters]:
+    return FlatParameters(copy.deepcopy(module)), FlatParameters(copy.deepcopy(module))
+
+
+def assert_same_gradients(ours: FlatParameters, autograd: FlatParameters, terms: Terms, want: Terms) -> None:
+    for name, reference in autograd.gradients.items():
+        scale = max(float(reference.abs().max()), 1e-2)  # below it is the rounding of numbers of the order of 1
+        error = float((ours.gradients[name] - reference).abs().max()) / scale
+        assert error < 1e-4, f"{name}: relative error {error:.2e}"
+    np.testing.assert_allclose(terms, want, rtol=1e-4, atol=3e-5)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    action=st.sampled_from(["discrete", "discrete_from_3", "box", "box_2d"]),
+    observation=st.sampled_from(["vector", "wide", "float64", "discrete", "multi_binary"]),
+    activation=st.sampled_from(["tanh", "relu"]),
+    net_arch=st.lists(st.sampled_from([1, 7, 32]), min_size=0, max_size=3).map(tuple),
+    counts=st.lists(st.sampled_from([1, 2, 3, 17, 64, 129]), min_size=1, max_size=3),
+    clip_range=st.sampled_from([0.05, 0.2]),
+    clip_range_vf=st.sampled_from([None, 0.2]),
+    ent_coef=st.sampled_from([0.0, 0.02]),
+    vf_coef=st.sampled_from([0.0, 0.5]),
+    normalize_advantage=st.booleans(),
+    moved=st.sampled_from([0.0, 0.3, 2.0]),
+    seed=st.integers(0, 2**16),
+)
+@example("box", "vector", "tanh", (32,), [64, 1, 64], 0.2, 0.2, 0.02, 0.5, True, 0.3, 0)
+def test_gradients_and_terms_are_autograds(
+    action: str,
+    observation: str,
+    activation: str,
+    net_arch: tuple[int, ...],
+    counts: list[int],
+    clip_range: float,
+    clip_range_vf: float | None,
+    ent_coef: float,
+    vf_coef: float,
+    normalize_advantage: bool,
+    moved: float,
+    seed: int,
+) -> None:
+    """Minibatches of changing size one after the other: the memory that is kept between calls must not tell."""
+    spaces = spaces_named(observation, action)
+    module = shaken(mlp_policy(*spaces, net_arch=net_arch, activation=activation, seed=seed), seed)
+    ours, autograd = both(module)
+    closed, reference = ClosedFormGradients(ours), AutogradGradients(autograd)
+    c = Coefficients(clip_range, clip_range_vf, ent_coef, vf_coef, normalize_advantage)
+    for i, count in enumerate(counts):
+        rows = random_rows(module, observation, count, seed + i, moved)
+        assert_same_gradients(ours, autograd, closed(rows, c), reference(rows, c))
+
+
+def test_a_wrong_gradient_is_noticed() -> None:
+    """A mistake of a thousandth in one entry turns the comparison red."""
+    module = shaken(mlp_policy(*spaces_named("vector", "box")), 0)
+    ours, autograd = both(module)
+    rows, c = random_rows(module, "vector", 64, 1), Coefficients(0.2, None, 0.01, 0.5, True)
+    terms, want = ClosedFormGradients(ours)(rows, c), AutogradGradients(autograd)(rows, c)
+    assert_same_gradients(ours, autograd, terms, want)
+    for name in ours.gradients:
+        entry = ours.gradients[name].abs().argmax()
+        ours.gradients[name].view(-1)[entry] *= 1.001
+        with pytest.raises(AssertionError, match=name.replace(".", r"\.")):
+            assert_same_gradients(ours, autograd, terms, want)
+        ours.gradients[name].view(-1)[entry] /= 1.001
+
+
+@pytest.mark.parametrize(("action", "activation"), [("discrete", "tanh"), ("box", "relu"), ("box_float64", "tanh")])
+def test_a_whole_update_is_autograds(action: str, activation: str) -> None:
+    """Epochs of minibatches with a partial last one, clipping and Adam: the same parameters up to rounding."""
+    spaces = spaces_named("vector", action)
+    module = shaken(mlp_policy(*spaces, activation=activation), 3, 0.1)
+    batch = completed_batch(module, "vector", spaces[1], n_steps=9, n_envs=11, seed=4, invalid=0.1)
+    after = {}
+    for gradients in ("closed_form", "autograd"):
+        flat = FlatParameters(copy.deepcopy(module))
+        config = PpoConfig(batch_size=16, n_epochs=4, gradients=gradients, ent_coef=0.01, learning_rate=1e-3)
+        learner = Learner(flat, config, np.random.default_rng)
+        learner.update(batch, *learner.advantages(batch), 0, 1.0)
+        after[gradients] = flat.vector.clone()
+    assert not torch.equal(after["autograd"], torch.cat([p.detach().flatten() for p in module.parameters()]))
+    assert float((after["closed_form"] - after["autograd"]).abs().max()) < 2e-5
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_which_policies_it_takes(action: str) -> None:
+    spaces = spaces_named("vector", action)
+    generator = torch.Generator().manual_seed(0)
+    assert supports(mlp_policy(*spaces)) == (not action.startswith("multi"))
+    assert not supports(SubclassedMlp(*spaces, PolicyConfig(), generator))
+    assert not supports(own_policy(*spaces))
+
+
+def learner_for(module: torch.nn.Module, **options: Any) -> Learner:
+    return Learner(FlatParameters(module), PpoConfig(**options), np.random.default_rng)
+
+
+def test_auto_takes_it_where_it_can() -> None:
+    spaces = spaces_named("vector", "discrete")
+    assert learner_for(mlp_policy(*spaces)).gradients_name == "closed form"
+    assert learner_for(mlp_policy(*spaces), gradients="autograd").gradients_name == "autograd"
+    subclass = SubclassedMlp(*spaces, PolicyConfig(), torch.Generator().manual_seed(0))
+    assert learner_for(subclass).gradients_name == "autograd"
+    with pytest.raises(UsageError, match=r"closed_form.*SubclassedMlp; use auto"):
+        learner_for(subclass, gradients="closed_form")
+
+
+def test_rows_are_not_written_to() -> None:
+    module = shaken(mlp_policy(*spaces_named("vector", "discrete")), 0)
+    rows = random_rows(module, "vector", 64, 1)
+    kept = Rows(*(tensor.clone() for tensor in rows))
+    ClosedFormGradients(FlatParameters(module))(rows, Coefficients(0.2, 0.2, 0.01, 0.5, True))
+    assert all(torch.equal(a, b) for a, b in zip(rows, kept, strict=True))
