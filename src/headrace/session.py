@@ -90,7 +90,8 @@ class Session:
         self._callback = callback
         self._signal: int | None = None
         self._is_evaluating = False
-        self._evaluations = [] if run_dir is None else read_evaluations(run_dir / "evaluations.npz", run.steps)
+        self._evaluations: list[tuple[int, Evaluated]] = []
+        self._saved_step: int | None = None
         self._first_step = run.steps
         self._next_checkpoint = _next_multiple(run.steps, config.checkpoint_every)
         self._next_evaluation = _next_multiple(run.steps, config.eval_every)
@@ -101,6 +102,7 @@ class Session:
         with self._signals(), self._open_log():
             if self._dir is not None:
                 set_newer_aside(self._dir, self._run.steps)
+                self._evaluations = read_evaluations(self._dir / "evaluations.npz", self._run.steps)
             logger.info("from step %d to %d", self._run.steps, self._config.total_timesteps)
             try:
                 reason = self._loop(started)
@@ -191,10 +193,11 @@ class Session:
             self._next_checkpoint = _next_multiple(self._run.steps, self._config.checkpoint_every)
 
     def _checkpoint(self) -> None:
-        if self._dir is None:
+        if self._dir is None or self._saved_step == self._run.steps:
             return
         folder = self._dir / "checkpoints"
         save(settled(self._run.snapshot()), folder / checkpoint_name(self._run.steps))
+        self._saved_step = self._run.steps
         logger.info("checkpoint at step %d", self._run.steps)
         keep = self._config.keep_checkpoints
         for old in sorted(folder.glob("step_*"))[:-keep] if keep else []:

@@ -280,15 +280,14 @@ class Run:
         saved = state["config"]
         ours, theirs = self.config.topology, saved["topology"]
         n_steps = self.config.ppo.n_steps
+        observation, action = spaces.decode(state["observation_space"]), spaces.decode(state["action_space"])
         difference = explain_difference(
             rollout_schema(self.observation_space, self.action_space, n_steps, ours.n_envs),
-            rollout_schema(
-                spaces.decode(state["observation_space"]),
-                spaces.decode(state["action_space"]),
-                saved["ppo"]["n_steps"],
-                theirs["n_envs"],
-            ),
+            rollout_schema(observation, action, saved["ppo"]["n_steps"], theirs["n_envs"]),
         )
+        for name, space in (("observation_space", observation), ("action_space", action)):
+            if difference is None and space != getattr(self, name):  # bounds and numbers of choices have no field
+                difference = f"{name}: expected {getattr(self, name)}, got {space}"
         if difference is None and len(state["ring"]["sequences"]) != len(self.topology.shards):
             difference = f"shards: expected {len(self.topology.shards)}, got {len(state['ring']['sequences'])}"
         if difference is None and saved["seed"] != self.config.seed:

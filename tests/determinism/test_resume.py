@@ -97,6 +97,18 @@ def test_a_snapshot_in_memory_stays_what_it_was(name: str) -> None:
         assert trace_of(again, advance(again, workload, UPDATES - 3)).after(before) == calm(name)
 
 
+@pytest.mark.parametrize("name", ["mlp", "long"])
+def test_a_run_that_goes_back(name: str) -> None:
+    """The same run, restored to an earlier point of itself."""
+    workload = WORKLOADS[name]
+    with workload.start(shards=4) as model:
+        before = advance(model, workload, 3)
+        snapshot = model.run.snapshot()
+        advance(model, workload, 4)
+        model.run.restore(snapshot)
+        assert trace_of(model, advance(model, workload, UPDATES - 3)).after(before) == calm(name)
+
+
 def test_a_session_that_was_stopped_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way a user goes: run directory, a stop in the middle, load from the directory, train to the end."""
     monkeypatch.setattr("headrace.views.report.write_report", lambda run_dir: None)  # takes longer than the training

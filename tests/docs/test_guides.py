@@ -3,26 +3,32 @@
     page ──> blocks in order ──┬── ```python          one namespace a page, in this process, in an empty directory
                                └── ```console, ```sh  the `$ ` lines, by the shell, with this interpreter's headrace
 
+Starting headrace takes seconds, so the guides' headrace lines call its entry point in this process. README's are real
+commands, and `make test-full` runs everybody's so.
+
 A block whose first line is `# file: NAME` is written to NAME instead. Lines shown below a command must come out of it,
-in that order, `…` standing for anything. `# exit code N` behind a command says how it must fail. A block marked
-<!-- not executed: reason --> or tagged text is not run.
+in that order; `…` stands for anything, and alone for any lines. `# exit code N` behind a command says how it must fail.
+A block marked <!-- not executed: reason --> or tagged text is not run.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.cli.main import COMMANDS
+from headrace.cli.main import COMMANDS, main
 from headrace.cli.options import CLEANRL_NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +43,7 @@ FENCE = re.compile(
 FILE = re.compile(r"# file: (\S+)\n")
 EXIT_CODE = re.compile(r"# exit code (\d+)")
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|\bsrc=\"(?P<source>[^\"]+)\"")
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 
 by_name = functools.partial(pytest.mark.parametrize, ids=lambda path: path.stem)
 
@@ -66,6 +72,14 @@ class Command:
         return int(found.group(1)) if found else 0
 
 
+@dataclass(frozen=True)
+class Said:
+    """How a command ended, and what it said."""
+
+    code: int
+    text: str
+
+
 def blocks_of(text: str) -> Iterator[Block]:
     for match in FENCE.finditer(text):
         line = text.count("\n", 0, match.start("body")) + 1
@@ -85,7 +99,7 @@ def commands_of(block: Block) -> list[Command]:
     return commands
 
 
-def execute(page: Path, folder: Path) -> None:
+def execute(page: Path, folder: Path, headrace: Callable[[str, Path], Said]) -> None:
     """Every block of a page, in order, in a folder; raises at the first that does not do what it says."""
     namespace: dict[str, Any] = {"__name__": "guide"}
     for block in blocks_of(page.read_text()):
@@ -99,31 +113,30 @@ def execute(page: Path, folder: Path) -> None:
             exec(compile(code, str(page), "exec"), namespace)
         elif block.language in ("console", "sh"):
             for command in commands_of(block):
-                run(command, folder, page.name)
+                run = headrace if command.text.startswith("headrace ") else shell
+                compare(command, run(command.text, folder), f"{page.name}, line {command.line}: $ {command.text}")
         else:
             pytest.fail(f"{where}: nobody runs a {block.language or 'nameless'} block; tag it text, or name its file")
 
 
-def run(command: Command, folder: Path, page: str) -> None:
-    said = shell(command.text, folder)
-    where = f"{page}, line {command.line}: $ {command.text}"
-    code = said.returncode if said.returncode >= 0 else 128 - said.returncode  # killed by a signal, as a shell says it
-    assert code == command.exit_code, f"{where}\nexit code {code}, not {command.exit_code}; it said:\n{said.stdout}"
-    lines = iter(said.stdout.splitlines())
+def compare(command: Command, said: Said, where: str) -> None:
+    assert said.code == command.exit_code, f"{where}\nexit code {said.code}, not {command.exit_code}:\n{said.text}"
+    lines = iter(said.text.splitlines())
     for shown in command.shown:
+        if shown.strip() == "…":
+            continue
         pattern = ".*".join(map(re.escape, shown.rstrip().split("…")))
         found = any(re.fullmatch(pattern, line.rstrip()) for line in lines)
-        assert found, f"{where}\ndid not say (in this order)\n{shown}\nbut\n{said.stdout}"
+        assert found, f"{where}\ndid not say (in this order)\n{shown}\nbut\n{said.text}"
 
 
-def shell(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    binaries = Path(sys.executable).parent
-    env = {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
-    return subprocess.run(
+def shell(text: str, folder: Path) -> Said:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
         text,
         shell=True,
         cwd=folder,
-        env=env,
+        env={**os.environ, "PATH": path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -131,6 +144,19 @@ def shell(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
+    code = done.returncode if done.returncode >= 0 else 128 - done.returncode  # a signal, as a shell tells it
+    return Said(code, done.stdout)
+
+
+def entry_point(text: str, folder: Path) -> Said:
+    """What the executable does, without its start."""
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        try:
+            code = main(shlex.split(text, comments=True)[1:])
+        except SystemExit as exit:
+            code = int(exit.code or 0)
+    return Said(code, said.getvalue())
 
 
 @pytest.fixture
@@ -138,6 +164,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where a reader would be: an empty directory with the repository's configs/, importable from."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     for name, module in list(sys.modules.items()):
@@ -145,15 +172,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@by_name("page", PAGES)
-def test_every_block_does_what_it_says(page: Path, folder: Path) -> None:
-    execute(page, folder)
+@by_name("page", GUIDES)
+def test_every_guide_does_what_it_says(page: Path, folder: Path) -> None:
+    execute(page, folder, entry_point)
+
+
+@by_name("page", [PAGES[0], *(pytest.param(guide, marks=pytest.mark.full) for guide in GUIDES)])
+def test_a_reader_who_types_it_sees_the_same(page: Path, folder: Path) -> None:
+    execute(page, folder, shell)
 
 
 @by_name("example", EXAMPLES)
 def test_every_example_runs(example: Path, folder: Path) -> None:
     said = shell(f"python {example}", folder)
-    assert said.returncode == 0, said.stdout
+    assert said.code == 0, said.text
 
 
 @by_name("page", LINKED)
@@ -189,9 +221,9 @@ def without_blocks(text: str) -> str:
 @functools.cache
 def options_of(command: str) -> frozenset[str]:
     """What a command's help lists, and CleanRL's names for it."""
-    said = shell(f"headrace {command} --help", ROOT)
-    assert said.returncode == 0, said.stdout
-    listed = set(OPTION.findall(said.stdout))
+    said = entry_point(f"headrace {command} --help", ROOT)
+    assert said.code == 0, said.text
+    listed = set(OPTION.findall(said.text))
     return frozenset(listed | {f"--{theirs}" for theirs, ours in CLEANRL_NAMES.items() if f"--{ours}" in listed})
 
 
@@ -208,7 +240,7 @@ def unknown_options(text: str) -> list[str]:
         command = rest.split(maxsplit=1)[0] if named and rest.strip() else ""
         known = options_of(command) if command in COMMANDS else everywhere | {"--help", "--version"}
         if named or line.startswith("--"):
-            unknown += [option for option in OPTION.findall(line) if option not in known]
+            unknown += [option for option in OPTION.findall(line) if option.replace("_", "-") not in known]
     return unknown
 
 
@@ -220,19 +252,21 @@ def test_every_option_exists(page: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("```python\nassert 1 == 2\n```\n", ""),
+        ("```python\nassert 1 == 2, 'so it is'\n```\n", "so it is"),
         ("```console\n$ exit 3\n```\n", "exit code 3, not 0"),
         ("```console\n$ true  # exit code 2\n```\n", "exit code 0, not 2"),
+        ("```console\n$ headrace --version  # exit code 1\n```\n", "exit code 0, not 1"),
         ("```console\n$ echo one; echo two\ntwo\none\n```\n", "did not say"),
         ("```sh\ntrue\n```\n", "without a command"),
         ("```toml\nseed = 1\n```\n", "nobody runs a toml block"),
     ],
+    ids=["python", "it fails", "it does not fail", "headrace does not fail", "order", "no command", "unknown language"],
 )
 def test_a_page_that_lies_is_caught(text: str, complaint: str, folder: Path) -> None:
     page = folder / "page.md"
     page.write_text(text)
     with pytest.raises((AssertionError, pytest.fail.Exception), match=complaint):
-        execute(page, folder)
+        execute(page, folder, shell)
 
 
 def test_what_is_skipped_and_what_is_shown(folder: Path) -> None:
@@ -243,7 +277,7 @@ def test_what_is_skipped_and_what_is_shown(folder: Path) -> None:
         "```console\n$ python -c 'import one; print(one.value, 8)'\n… 8\n```\n"
         "```python\nimport one\n```\n```python\nassert one.value == 7\n```\n"
     )
-    execute(page, folder)
+    execute(page, folder, shell)
 
 
 def test_dead_links_and_invented_options_are_caught(folder: Path) -> None:

@@ -79,7 +79,7 @@ class Workload:
 WORKLOADS = {
     one.name: one
     for one in (
-        Workload("mlp", "CartPole-v1", 64, 16, 250, options={"learning_rate": "lin_1e-3", "target_kl": 0.02}),
+        Workload("mlp", "CartPole-v1", 64, 16, 250, options={"learning_rate": "lin_5e-3", "target_kl": 0.005}),
         Workload("cnn", "support.bit_envs:Pixels", 16, 8, 32, 1, policy="CnnPolicy", options={"ent_coef": "lin_0.02"}),
         Workload("continuous", "Pendulum-v1", 16, 16, 64, options={"clip_range_vf": 0.5, "gae_lambda": 0.9}),
         Workload(

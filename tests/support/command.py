@@ -25,7 +25,16 @@ TESTS = Path(__file__).parents[1]
 ERROR = "headrace: error: "
 
 # A run of some hundred milliseconds that still has several updates, minibatches, episodes and checkpoints.
-TINY = ("--n-envs", "2", "--n-steps", "16", "--batch-size", "16", "--n-epochs", "2", "--seed", "7", "--quiet")
+TINY = ("--n-envs", "2", "--n-steps", "4", "--batch-size", "4", "--n-epochs", "2", "--seed", "7", "--quiet")
+
+
+_WITHOUT_REPORT = """
+import sys
+from headrace.cli.main import main
+from headrace.views import report
+report.write_report = lambda run_dir: None
+sys.exit(main())
+"""
 
 
 @dataclass(frozen=True)
@@ -79,10 +88,11 @@ def _inside(cwd: Path) -> Iterator[None]:
                     del sys.modules[name]
 
 
-def start(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    """One command as a process of its own."""
+def start(*arguments: str | Path, cwd: Path, has_report: bool = True, **environment: str) -> subprocess.Popen[str]:
+    """One command as a process of its own. Its report takes some seconds, most of them for importing matplotlib."""
+    program = ("-m", "headrace") if has_report else ("-c", _WITHOUT_REPORT)
     return subprocess.Popen(
-        [sys.executable, "-m", "headrace", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(TESTS), **environment},
         stdin=subprocess.DEVNULL,

@@ -2,7 +2,8 @@
 
     Steady            nothing wrong: a walk driven by its own generator; episodes of a fixed length, cut by a limit
     Faulty            Steady, but for one fault at (env index, episode, step), and nowhere else
-    Sleepy            Steady, but a step takes a while: there is time to send a signal
+    Announces         Steady, but it tells a test when it is in a given step, and waits there for a signal
+    Busy              Steady, but a step costs processor time
     UsesGlobalRandom, CarriesState     not a function of seed and actions
 
 Named as support.faulty_envs:X they can be found by a fresh process that has tests/ on its path.
@@ -10,7 +11,9 @@ Named as support.faulty_envs:X they can be found by a fresh process that has tes
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -105,16 +108,36 @@ class FaultyClose(Steady):
         raise RuntimeError("the simulator does not answer")
 
 
-class Sleepy(Steady):
-    """Rollouts long enough to be in the middle of one."""
+class Announces(Steady):
+    """Tells a test where it is: in one step it touches a file, then holds on for whatever the test sends.
 
-    def __init__(self, length: int = 37, sleep_s: float = 0.002) -> None:
+    Which step of which instance of the process, which file and how long come by environment variables: they are no part
+    of the run. A negative hold swallows the first interruption, as a bare `except:` in somebody's simulator does.
+    """
+
+    made: ClassVar[int] = 0
+
+    def __init__(self, length: int = 37) -> None:
         super().__init__(length)
-        self._sleep_s = sleep_s
+        self._is_it = os.environ.get("ANNOUNCE_INSTANCE") == str(Announces.made)
+        self._steps_taken = 0
+        Announces.made += 1
 
     def step(self, action: Any) -> Step:
-        time.sleep(self._sleep_s)
+        self._steps_taken += 1
+        if self._is_it and self._steps_taken == int(os.environ["ANNOUNCE_STEP"]):
+            self._announce(Path(os.environ["ANNOUNCE_FILE"]), float(os.environ["ANNOUNCE_HOLD_S"]))
         return super().step(action)
+
+    def _announce(self, file: Path, hold_s: float) -> None:
+        file.touch()
+        try:
+            time.sleep(abs(hold_s))
+        except BaseException:
+            if hold_s >= 0:
+                raise
+            file.with_name("swallowed").touch()
+            time.sleep(-hold_s)
 
 
 class Busy(Steady):

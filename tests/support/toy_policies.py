@@ -91,3 +91,11 @@ class RollingPolicy(OwnPolicy):
     def act(self, obs: Tensor, noise: Tensor | None) -> Tensor:
         params = self._outputs(obs)[0]
         return self.distribution.act(params + torch.randn_like(params), noise)
+
+
+class WhisperingPolicy(OwnPolicy):
+    """Knows its neighbours by the last bits only: no argmax shows it today, some later one will."""
+
+    def _outputs(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        params, value = super()._outputs(obs)
+        return params + 1e-6 * params.mean(0), value

@@ -132,5 +132,12 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
             return value
     if isinstance(value, dict) and "callable" in value:
         raise UsageError(f"{where}: was a function ({value['callable']}), which a file can't hold")
-    names = " or ".join(getattr(one, "__name__", str(one)) if one is not type(None) else "nothing" for one in kinds)
-    raise UsageError(f"{where}: expected {names}, got {value!r}")
+    raise UsageError(f"{where}: expected {' or '.join(map(_named, kinds))}, got {value!r}")
+
+
+def _named(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    if typing.get_origin(kind) is tuple:
+        return f"a list of {_named(typing.get_args(kind)[0])}"
+    return "nothing" if kind is type(None) else str(kind.__name__)

@@ -131,13 +131,14 @@ class EnvSpec:
         return wrapped
 
     def _make_registered(self, env_id: str) -> gym.Env[Any, Any]:
+        module_name, colon, bare_id = env_id.rpartition(":")
+        if colon:
+            _import(module_name, f"environment {env_id!r}")  # it registers the id
         try:
-            gym.spec(env_id)
-        except ImportError as error:
-            raise UsageError(f"environment {env_id!r}: {error}; expected module:id, importable from here") from error
+            gym.spec(bare_id)
         except gym.error.Error as error:
             known = list(gym.registry)
-            close = difflib.get_close_matches(env_id, known, n=3, cutoff=0.4)
+            close = difflib.get_close_matches(bare_id, known, n=3, cutoff=0.4)
             hint = f"did you mean {' or '.join(close)}?" if close else "see gymnasium.pprint_registry()"
             raise UsageError(
                 f"unknown environment {env_id!r}: {hint} (a Gymnasium id, or module:attribute for your own)"
@@ -174,14 +175,7 @@ def _load(path: str, what: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
     if not attribute:
         raise UsageError(f"{what} {path!r}: expected module:attribute")
-    try:
-        found = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise EnvError(f"{what} {path!r}: importing {module_name} failed: {error}") from error
-        raise UsageError(f"{what} {path!r}: {error}; expected module:attribute, importable from here") from error
-    except Exception as error:
-        raise EnvError(f"{what} {path!r}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    found: Any = _import(module_name, f"{what} {path!r}")
     try:
         for name in attribute.split("."):
             found = getattr(found, name)
@@ -189,7 +183,20 @@ def _load(path: str, what: str) -> Callable[..., Any]:
         raise UsageError(f"{what} {path!r}: {error}; expected module:attribute") from error
     if not callable(found):
         raise UsageError(f"{what} {path!r}: expected something callable, got {type(found).__name__}")
-    return found
+    loaded: Callable[..., Any] = found
+    return loaded
+
+
+def _import(module_name: str, what: str) -> Any:
+    """A module of the user's; if it is its own code that fails, the traceback is theirs to see."""
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise EnvError(f"{what}: importing {module_name} failed: {error}") from error
+        raise UsageError(f"{what}: {error}; expected module:attribute, importable from here") from error
+    except Exception as error:
+        raise EnvError(f"{what}: importing {module_name} raised {type(error).__name__}: {error}") from error
 
 
 def _name(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> str:

@@ -18,7 +18,15 @@ from headrace.policies.networks import as_policy, build_policy
 from support.bit_envs import ACTIONS, OBSERVATIONS
 from support.pairwise import Cell, matrix
 from support.ppo_rows import observations, shaken, spaces_named
-from support.toy_policies import NeighbourlyPolicy, OwnPolicy, PlacedPolicy, RollingPolicy, mlp_policy, own_policy
+from support.toy_policies import (
+    NeighbourlyPolicy,
+    OwnPolicy,
+    PlacedPolicy,
+    RollingPolicy,
+    WhisperingPolicy,
+    mlp_policy,
+    own_policy,
+)
 
 TILE = 8
 
@@ -106,8 +114,8 @@ class BatchNormPolicy(OwnPolicy):
         self.mix = nn.Sequential(nn.BatchNorm1d(24, track_running_stats=False), self.mix)
 
 
-@pytest.mark.parametrize("kind", [NeighbourlyPolicy, PlacedPolicy, RollingPolicy, BatchNormPolicy])
-@pytest.mark.parametrize("action", ["box", "multi_discrete", "multi_binary"])
+@pytest.mark.parametrize("kind", [NeighbourlyPolicy, PlacedPolicy, RollingPolicy, BatchNormPolicy, WhisperingPolicy])
+@pytest.mark.parametrize("action", ["box", "discrete", "multi_discrete", "multi_binary"])
 def test_self_test_finds(kind: type[OwnPolicy], action: str) -> None:
     torch.manual_seed(0)
     spaces = spaces_named("vector", action)

@@ -29,8 +29,8 @@ CLOSED_FORM_ACTIONS = [name for name in ACTIONS if not name.startswith("multi")]
 
 
 def is_possible(cell: Cell) -> bool:
-    if cell["policy"] == "cnn chw" and cell["action"] not in ("discrete", "box"):
-        return False  # dear, and the layout has nothing to do with the actions
+    if cell["policy"] not in ("tanh", "relu", "cnn", "own") and cell["action"] not in ("discrete", "box"):
+        return False  # the kind of observation has nothing to do with the actions
     plain = cell["policy"] != "own" and not cell["policy"].startswith("cnn")
     return cell["gradients"] == "autograd" or (plain and cell["action"] in CLOSED_FORM_ACTIONS)
 

@@ -1,0 +1,264 @@
+"""Signals and sudden death of `headrace train`, a real process each time.
+
+    SIGINT -> 130, SIGTERM -> 143     a whole checkpoint, result.json, and a resume that ends in the calm run's bits
+    before training begins            the exit code and at most one line: no traceback, no half-made directory
+    twice Ctrl-C                      ends at once
+    kill -9                           the last periodic checkpoint goes on to the calm run's bits
+
+A signal is sent once the run is where the test wants it: when the environment touches a file, not after a sleep.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.checkpoints.snapshot import find_latest
+from support.command import TINY, Outcome, end, files_in, result_of, run, start
+from support.faulty_envs import Announces
+
+ENV = "support.faulty_envs:Announces"
+N_STEPS, UPDATES = 32, 6
+STEPS_PER_UPDATE = 2 * N_STEPS
+TOTAL = UPDATES * STEPS_PER_UPDATE
+LENGTH = ("--n-steps", str(N_STEPS), "--total-timesteps", str(TOTAL))
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("calm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.views.report.write_report", lambda run_dir: None)
+        assert run("train", ENV, *TINY, *LENGTH, "--run-dir", "out", cwd=folder).code == 0
+    return folder / "out"
+
+
+def start_run(cwd: Path, *more: str, announce: int, instance: int = 0, hold_s: float = 30.0) -> subprocess.Popen[str]:
+    """A run in which an instance of the environment stops at step `announce`, says so, and waits for what comes."""
+    at = {"STEP": announce, "INSTANCE": instance, "FILE": cwd / "announced", "HOLD_S": hold_s}
+    variables = {f"ANNOUNCE_{name}": str(value) for name, value in at.items()}
+    return start("train", ENV, *TINY, *LENGTH, "--run-dir", "out", *more, cwd=cwd, has_report=False, **variables)
+
+
+def wait_for(reached: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not reached():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            out, err = process.communicate()
+            raise AssertionError(f"never got there, exit code {process.returncode}:\n{out}\n{err}")
+        time.sleep(0.005)
+
+
+def interrupt(process: subprocess.Popen[str], number: signal.Signals, cwd: Path) -> Outcome:
+    wait_for((cwd / "announced").exists, process)
+    process.send_signal(number)
+    return end(process)
+
+
+def assert_resumes_to(calm: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same weights, optimiser, ledger and list of episodes as if nothing had happened."""
+    monkeypatch.setattr("headrace.views.report.write_report", lambda run_dir: None)
+    resumed = run("train", "--resume", "out", "--quiet", cwd=cwd)
+    assert resumed.code == 0, resumed.err
+    got, want = result_of(cwd / "out"), result_of(calm)
+    for name in ("weights_sha256", "optimizer_sha256", "ledger", "steps", "updates", "episodes", "mean_return"):
+        assert got[name] == want[name], name
+    assert (cwd / "out" / "episodes.jsonl").read_text() == (calm / "episodes.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("number", "announce"),
+    [
+        pytest.param(signal.SIGINT, 5, id="SIGINT in the first rollout"),
+        pytest.param(signal.SIGTERM, 2 * N_STEPS + 17, id="SIGTERM in the middle of the third"),
+        pytest.param(signal.SIGINT, UPDATES * N_STEPS - 1, id="SIGINT in the last row of all"),
+    ],
+)
+def test_a_signal_while_collecting(
+    number: signal.Signals, announce: int, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = interrupt(start_run(tmp_path, announce=announce), number, tmp_path)
+    assert outcome.code == CODES[number]
+    assert outcome.err == ""
+    updates = announce // N_STEPS
+    assert outcome.out.startswith(f"{number.name}: {updates * STEPS_PER_UPDATE:,} steps, ")
+    result = result_of(tmp_path / "out")
+    assert (result["exit_reason"], result["exit_code"]) == (number.name, CODES[number])
+    assert (result["updates"], result["steps"]) == (updates, updates * STEPS_PER_UPDATE)
+    found, snapshot, damaged = find_latest(tmp_path / "out")
+    assert (found.name, damaged) == (f"step_{result['steps']:012d}", [])
+    assert snapshot.state["hashes"]["weights_sha256"] == result["weights_sha256"]
+    assert_resumes_to(calm, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("records", [1, 3])
+def test_a_signal_at_any_moment(records: int, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it strikes: in a rollout, an update or a checkpoint. Sleepless polling decides."""
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    process = start_run(tmp_path, "--checkpoint-every", "64", announce=(records + 2) * N_STEPS, hold_s=1.0)
+    wait_for(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= records, process)
+    process.send_signal(signal.SIGTERM)
+    outcome = end(process)
+    assert outcome.code == 143
+    assert result_of(tmp_path / "out")["exit_reason"] == "SIGTERM"
+    assert result_of(tmp_path / "out")["updates"] in (records, records + 1, records + 2)
+    assert_resumes_to(calm, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("inside", ["headrace.learning.learner.Learner.update", "headrace.session.save"])
+def test_a_signal_while_learning_or_saving(
+    inside: str, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is broken off: the update, or the checkpoint, is finished first."""
+    module, _, name = inside.rpartition(".")
+    owner = resolve_name(module)
+    original, calls = getattr(owner, name), []
+
+    def interrupted(*arguments: Any) -> Any:
+        calls.append(name)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.views.report.write_report", lambda run_dir: None)
+        patch.setattr(owner, name, interrupted)
+        options = (*TINY, *LENGTH, "--run-dir", "out", "--checkpoint-every", str(STEPS_PER_UPDATE))
+        outcome = run("train", ENV, *options, cwd=tmp_path)
+    assert (outcome.code, outcome.err) == (130, "")
+    assert result_of(tmp_path / "out")["updates"] == 2
+    assert_resumes_to(calm, tmp_path, monkeypatch)
+
+
+def test_a_signal_during_an_evaluation(calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is broken off, since nobody waits for the end of a long one; the update before it is told all the same."""
+    often = ("--eval-every", str(STEPS_PER_UPDATE), "--n-eval-episodes", "3")
+    process = start_run(tmp_path, *often, instance=2, announce=20)  # 0 and 1 train, 2 is the first to evaluate
+    outcome = interrupt(process, signal.SIGINT, tmp_path)
+    assert (outcome.code, outcome.err) == (130, "")
+    assert result_of(tmp_path / "out")["updates"] == 1
+    assert (tmp_path / "out" / "metrics.jsonl").read_text().count("\n") == 1
+    assert not (tmp_path / "out" / "evaluations.npz").exists()
+    assert_resumes_to(calm, tmp_path, monkeypatch)
+
+
+def test_twice_ctrl_c_ends_at_once(calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one can't get through: the environment swallows it. The checkpoints so far are whole."""
+    process = start_run(tmp_path, "--checkpoint-every", "64", announce=2 * N_STEPS + 3, hold_s=-30.0)
+    wait_for((tmp_path / "announced").exists, process)
+    process.send_signal(signal.SIGINT)
+    wait_for((tmp_path / "swallowed").exists, process)
+    assert process.poll() is None
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    outcome = end(process)
+    assert time.monotonic() - sent < 5.0
+    assert outcome.code == 130
+    assert outcome.err == "headrace: interrupted\n"
+    assert not (tmp_path / "out" / "result.json").exists()
+    assert find_latest(tmp_path / "out")[1].state["steps"] == 2 * STEPS_PER_UPDATE
+    assert_resumes_to(calm, tmp_path, monkeypatch)
+
+
+def test_kill_9_in_the_middle_of_a_rollout(calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last periodic checkpoint goes on; what came after it is done once more and told once."""
+    process = start_run(tmp_path, "--checkpoint-every", "128", announce=3 * N_STEPS + 9)
+    wait_for((tmp_path / "announced").exists, process)
+    process.kill()
+    assert end(process).code == -signal.SIGKILL
+    out = tmp_path / "out"
+    assert not (out / "result.json").exists()
+    assert find_latest(out)[1].state["updates"] == 2
+    steps = [json.loads(line)["steps"] for line in (out / "episodes.jsonl").read_text().splitlines()]
+    assert max(steps) > find_latest(out)[1].state["steps"], "the kill must come later than the checkpoint"
+    with (out / "episodes.jsonl").open("a") as file:
+        file.write('{"env_index": 0, "epi')  # a line torn by the kill
+    (out / "checkpoints" / ".step_000000000192.0badcafe.partial").mkdir()  # and a checkpoint
+    assert_resumes_to(calm, tmp_path, monkeypatch)
+    assert not list((out / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
+@pytest.mark.parametrize("moment", ["imports", "torch", "environment"])
+def test_a_signal_before_training(number: signal.Signals, moment: str, tmp_path: Path) -> None:
+    """While Python, torch or the environments come up: the exit code says it, and at most one line."""
+    (tmp_path / "stops.py").write_text(STOPS)
+    where = {"imports": "tyro", "torch": "torch", "environment": ""}[moment]
+    (tmp_path / "sitecustomize.py").write_text("import stops\nstops.before_import()\n")
+    process = start(
+        *("train", "stops:make", *TINY),
+        cwd=tmp_path,
+        STOP_AT=where,
+        PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[1]}",
+    )
+    wait_for((tmp_path / "stopped").exists, process)
+    process.send_signal(number)
+    outcome = end(process)
+    assert outcome.code == CODES[number]
+    assert outcome.err in ("", "headrace: interrupted\n")
+    assert not any("runs" in name for name in files_in(tmp_path))
+
+
+STOPS = """
+import builtins, os, time
+
+def stop():
+    open("stopped", "w").close()
+    time.sleep(30)
+
+def before_import():
+    name, original = os.environ.get("STOP_AT"), builtins.__import__
+    def importing(module, *rest, **kwargs):
+        if module == name:
+            builtins.__import__ = original
+            stop()
+        return original(module, *rest, **kwargs)
+    if name:
+        builtins.__import__ = importing
+
+def make():
+    stop()
+"""
+
+
+@pytest.mark.parametrize("first", [11, 2 * N_STEPS + 11], ids=["first rollout", "third rollout"])
+def test_ctrl_c_in_python_comes_out_and_the_model_goes_on(first: int, calm: Path, tmp_path: Path) -> None:
+    """As in a notebook: learn() raises KeyboardInterrupt, the model is whole, and learns on to the same bits."""
+    steps = 0
+
+    class Interrupts(Announces):
+        def step(self, action: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == 2 * first:
+                signal.raise_signal(signal.SIGINT)
+            return super().step(action)
+
+    options: dict[str, Any] = {"n_envs": 2, "n_steps": N_STEPS, "batch_size": 4, "n_epochs": 2, "seed": 7}
+    with hr.PPO("MlpPolicy", Interrupts, **options) as model:
+        with pytest.raises(KeyboardInterrupt):
+            model.learn(TOTAL)
+        assert model.result is not None
+        updates = first // N_STEPS
+        assert (model.result.exit_reason, model.num_timesteps) == ("SIGINT", updates * STEPS_PER_UPDATE)
+        model.save(tmp_path / "saved")
+        policy = model.policy
+        model.learn(TOTAL - model.num_timesteps)
+        assert model.policy is policy
+        assert model.result.weights_sha256 == result_of(calm)["weights_sha256"]
+    with hr.PPO.load(tmp_path / "saved", env=ENV) as loaded:
+        loaded.learn(TOTAL - loaded.num_timesteps)
+        assert loaded.result is not None
+        assert loaded.result.weights_sha256 == result_of(calm)["weights_sha256"]

@@ -1,0 +1,92 @@
+"""What the command line says before anything runs, and how fast: help, versions, and what stays unimported."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace import __version__
+from headrace.cli.main import COMMANDS
+from support.command import run
+
+HELP_S = 0.5
+HEAVY = ("torch", "gymnasium", "numpy", "matplotlib", "rich", "tyro", "tensorboardX", "safetensors")
+
+
+def test_help_lists_every_command_and_how_to_go_on(tmp_path: Path) -> None:
+    outcome = run("--help", cwd=tmp_path)
+    assert outcome.code == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in outcome.out
+    assert "headrace train CartPole-v1" in outcome.out
+    assert run("-h", cwd=tmp_path) == outcome == run("help", cwd=tmp_path)
+
+
+def test_without_a_command_it_is_help_but_not_a_success(tmp_path: Path) -> None:
+    outcome = run(cwd=tmp_path)
+    assert (outcome.code, outcome.out) == (2, run("--help", cwd=tmp_path).out)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("train", ["--n-envs", "--n-steps", "--total-timesteps", "--resume", "--dry-run", "--config", "--topology"]),
+        ("eval", ["--n-eval-episodes", "--reward-threshold", "--deterministic", "--env"]),
+        ("check", ["--env-kwargs", "--wrappers", "--action-repeat", "--seed"]),
+    ],
+)
+def test_help_of_a_command(command: str, options: list[str], tmp_path: Path) -> None:
+    outcome = run(command, "--help", cwd=tmp_path)
+    assert outcome.code == 0
+    assert outcome.out.startswith(f"usage: headrace {command} ")
+    for option in options:
+        assert option in outcome.out
+    assert "\x1b[" not in outcome.out
+
+
+def test_help_wins_over_whatever_else_is_asked_for(tmp_path: Path) -> None:
+    assert run("train", "--resume", "nowhere", "--help", cwd=tmp_path).out.startswith("usage: headrace train ")
+
+
+def test_version(tmp_path: Path) -> None:
+    assert run("--version", cwd=tmp_path).out == f"headrace {__version__}\n"
+
+
+def test_help_answers_at_once() -> None:
+    def took() -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "headrace", "--help"], check=True, capture_output=True)
+        return time.perf_counter() - began
+
+    times = [took() for _ in range(5)]
+    assert statistics.median(times) < HELP_S, f"{times}"
+
+
+def imported_by(program: str) -> set[str]:
+    """The heavy packages that a fresh interpreter has loaded after running a program."""
+    seen = f"{program}\nimport sys\nprint(*(name for name in {HEAVY!r} if name in sys.modules))"
+    out = subprocess.run([sys.executable, "-c", seen], check=True, capture_output=True, text=True).stdout
+    return set(out.splitlines()[-1].split())
+
+
+def test_importing_headrace_imports_nothing_heavy() -> None:
+    assert imported_by("import headrace; headrace.__version__; dir(headrace)") == set()
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert imported_by("from headrace.cli.main import main; main(['--help'])") == set()
+
+
+@pytest.mark.parametrize("arguments", [["train", "--help"], ["train", "CartPole-v1", "--topology", "threads"]])
+def test_help_and_refusals_of_train_do_not_wait_for_torch(arguments: list[str]) -> None:
+    program = f"from headrace.cli.main import main\ntry: main({arguments})\nexcept SystemExit: pass"
+    assert "torch" not in imported_by(program)
+
+
+def test_a_name_brings_what_it_needs() -> None:
+    assert "torch" in imported_by("import headrace; headrace.PPO")
