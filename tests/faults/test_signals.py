@@ -38,9 +38,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody interrupts."""
     folder = tmp_path_factory.mktemp("calm")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.views.report.write_report", lambda run_dir: None)
-        assert run("train", ENV, *TINY, *LENGTH, "--run-dir", "out", cwd=folder).code == 0
+    assert run("train", ENV, *TINY, *LENGTH, "--run-dir", "out", cwd=folder).code == 0
     return folder / "out"
 
 
@@ -67,9 +65,8 @@ def interrupt(process: subprocess.Popen[str], number: signal.Signals, cwd: Path)
     return end(process)
 
 
-def assert_resumes_to(calm: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_resumes_to(calm: Path, cwd: Path) -> None:
     """Same weights, optimiser, ledger and list of episodes as if nothing had happened."""
-    monkeypatch.setattr("headrace.views.report.write_report", lambda run_dir: None)
     resumed = run("train", "--resume", "out", "--quiet", cwd=cwd)
     assert resumed.code == 0, resumed.err
     got, want = result_of(cwd / "out"), result_of(calm)
@@ -86,9 +83,7 @@ def assert_resumes_to(calm: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch) ->
         pytest.param(signal.SIGINT, UPDATES * N_STEPS - 1, id="SIGINT in the last row of all"),
     ],
 )
-def test_a_signal_while_collecting(
-    number: signal.Signals, announce: int, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_collecting(number: signal.Signals, announce: int, calm: Path, tmp_path: Path) -> None:
     outcome = interrupt(start_run(tmp_path, announce=announce), number, tmp_path)
     assert outcome.code == CODES[number]
     assert outcome.err == ""
@@ -100,11 +95,11 @@ def test_a_signal_while_collecting(
     found, snapshot, damaged = find_latest(tmp_path / "out")
     assert (found.name, damaged) == (f"step_{result['steps']:012d}", [])
     assert snapshot.state["hashes"]["weights_sha256"] == result["weights_sha256"]
-    assert_resumes_to(calm, tmp_path, monkeypatch)
+    assert_resumes_to(calm, tmp_path)
 
 
 @pytest.mark.parametrize("records", [1, 3])
-def test_a_signal_at_any_moment(records: int, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_at_any_moment(records: int, calm: Path, tmp_path: Path) -> None:
     """Wherever it strikes: in a rollout, an update or a checkpoint. Sleepless polling decides."""
     metrics = tmp_path / "out" / "metrics.jsonl"
     process = start_run(tmp_path, "--checkpoint-every", "64", announce=(records + 2) * N_STEPS, hold_s=1.0)
@@ -114,7 +109,7 @@ def test_a_signal_at_any_moment(records: int, calm: Path, tmp_path: Path, monkey
     assert outcome.code == 143
     assert result_of(tmp_path / "out")["exit_reason"] == "SIGTERM"
     assert result_of(tmp_path / "out")["updates"] in (records, records + 1, records + 2)
-    assert_resumes_to(calm, tmp_path, monkeypatch)
+    assert_resumes_to(calm, tmp_path)
 
 
 @pytest.mark.parametrize("inside", ["headrace.learning.learner.Learner.update", "headrace.session.save"])
@@ -133,16 +128,15 @@ def test_a_signal_while_learning_or_saving(
         return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.views.report.write_report", lambda run_dir: None)
         patch.setattr(owner, name, interrupted)
         options = (*TINY, *LENGTH, "--run-dir", "out", "--checkpoint-every", str(STEPS_PER_UPDATE))
         outcome = run("train", ENV, *options, cwd=tmp_path)
     assert (outcome.code, outcome.err) == (130, "")
     assert result_of(tmp_path / "out")["updates"] == 2
-    assert_resumes_to(calm, tmp_path, monkeypatch)
+    assert_resumes_to(calm, tmp_path)
 
 
-def test_a_signal_during_an_evaluation(calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_during_an_evaluation(calm: Path, tmp_path: Path) -> None:
     """It is broken off, since nobody waits for the end of a long one; the update before it is told all the same."""
     often = ("--eval-every", str(STEPS_PER_UPDATE), "--n-eval-episodes", "3")
     process = start_run(tmp_path, *often, instance=2, announce=20)  # 0 and 1 train, 2 is the first to evaluate
@@ -151,10 +145,10 @@ def test_a_signal_during_an_evaluation(calm: Path, tmp_path: Path, monkeypatch: 
     assert result_of(tmp_path / "out")["updates"] == 1
     assert (tmp_path / "out" / "metrics.jsonl").read_text().count("\n") == 1
     assert not (tmp_path / "out" / "evaluations.npz").exists()
-    assert_resumes_to(calm, tmp_path, monkeypatch)
+    assert_resumes_to(calm, tmp_path)
 
 
-def test_twice_ctrl_c_ends_at_once(calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twice_ctrl_c_ends_at_once(calm: Path, tmp_path: Path) -> None:
     """The first one can't get through: the environment swallows it. The checkpoints so far are whole."""
     process = start_run(tmp_path, "--checkpoint-every", "64", announce=2 * N_STEPS + 3, hold_s=-30.0)
     wait_for((tmp_path / "announced").exists, process)
@@ -169,10 +163,10 @@ def test_twice_ctrl_c_ends_at_once(calm: Path, tmp_path: Path, monkeypatch: pyte
     assert outcome.err == "headrace: interrupted\n"
     assert not (tmp_path / "out" / "result.json").exists()
     assert find_latest(tmp_path / "out")[1].state["steps"] == 2 * STEPS_PER_UPDATE
-    assert_resumes_to(calm, tmp_path, monkeypatch)
+    assert_resumes_to(calm, tmp_path)
 
 
-def test_kill_9_in_the_middle_of_a_rollout(calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_9_in_the_middle_of_a_rollout(calm: Path, tmp_path: Path) -> None:
     """The last periodic checkpoint goes on; what came after it is done once more and told once."""
     process = start_run(tmp_path, "--checkpoint-every", "128", announce=3 * N_STEPS + 9)
     wait_for((tmp_path / "announced").exists, process)
@@ -186,7 +180,7 @@ def test_kill_9_in_the_middle_of_a_rollout(calm: Path, tmp_path: Path, monkeypat
     with (out / "episodes.jsonl").open("a") as file:
         file.write('{"env_index": 0, "epi')  # a line torn by the kill
     (out / "checkpoints" / ".step_000000000192.0badcafe.partial").mkdir()  # and a checkpoint
-    assert_resumes_to(calm, tmp_path, monkeypatch)
+    assert_resumes_to(calm, tmp_path)
     assert not list((out / "checkpoints").glob(".*"))
 
 

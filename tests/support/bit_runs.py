@@ -188,7 +188,7 @@ def go_on_in_fresh_process(checkpoints: Mapping[Path, Workload]) -> dict[Path, T
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "support.bit_runs"],
         input=json.dumps({str(path): workload.name for path, workload in checkpoints.items()}),
-        env=os.environ | {"PYTHONPATH": str(TESTS), "PYTHONHASHSEED": "1"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "PYTHONHASHSEED": "1"},
         cwd=TESTS,
         text=True,
         capture_output=True,

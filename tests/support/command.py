@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from headrace.cli.main import main
 
@@ -62,10 +63,11 @@ class Outcome:
         return self.error
 
 
-def run(*arguments: str | Path, cwd: Path) -> Outcome:
-    """One command, to its end, in this process."""
+def run(*arguments: str | Path, cwd: Path, has_report: bool = False) -> Outcome:
+    """One command, to its end, in this process. A report takes longer than most of these runs."""
     out, err = io.StringIO(), io.StringIO()
-    with _inside(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    report = contextlib.nullcontext() if has_report else mock.patch("headrace.views.report.write_report")
+    with report, _inside(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = main([str(argument) for argument in arguments])
         except SystemExit as stop:  # tyro's way to refuse an argument
@@ -117,6 +119,12 @@ def result_of(run_dir: Path) -> dict[str, Any]:
     """A run's result.json."""
     result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
     return result
+
+
+def assert_says(text: str, said: list[str]) -> None:
+    """All of these words are in the text."""
+    for words in said:
+        assert words in text
 
 
 def files_in(folder: Path) -> set[str]:

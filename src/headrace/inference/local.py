@@ -56,6 +56,7 @@ class LocalInference:
                     self._act_whole_tile(obs[start:stop], part, out[start:stop])
                     continue
                 self._obs[:count] = obs[start:stop]
+                self._obs[count:] = obs[start]  # a real observation: zeros may lie outside the space
                 if noise is not None:
                     self._noise[:count] = noise[start:stop]
                 self._act_whole_tile(self._obs, None if noise is None else self._noise, self._out)

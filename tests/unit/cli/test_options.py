@@ -141,8 +141,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert_plan(outcome.out, {"environment": "CartPole-v1 x 3", "rollout": "16 x 3 = 48 steps"})
 
 
-def test_a_runs_own_config_makes_the_same_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.views.report.write_report", lambda run_dir: None)
+def test_a_runs_own_config_makes_the_same_run_again(tmp_path: Path) -> None:
     options = ("--n-envs", "2", "--n-steps", "8", "--net-arch", "8", "--learning-rate", "lin_1e-3", "--seed", "3")
     wrapped = ("--wrappers", "gymnasium.wrappers:FlattenObservation", "--action-repeat", "2")
     env = ("CartPole-v1", "--env-kwargs", '{"max_episode_steps": 9}', *wrapped)

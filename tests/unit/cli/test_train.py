@@ -24,16 +24,11 @@ STEADY = "support.faulty_envs:Steady"
 EVERYTHING = ("--total-timesteps", "64", "--checkpoint-every", "16", "--eval-every", "16", "--n-eval-episodes", "3")
 
 
-@pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.views.report.write_report", lambda run_dir: None)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with everything switched on, left as it came out."""
     folder = tmp_path_factory.mktemp("finished")
-    outcome = run("train", STEADY, *TINY, *EVERYTHING, "--run-dir", "out", cwd=folder)
+    outcome = run("train", STEADY, *TINY, *EVERYTHING, "--run-dir", "out", cwd=folder, has_report=True)
     assert outcome.code == 0, outcome.err
     return folder / "out"
 
@@ -67,7 +62,6 @@ def test_a_dry_run_of_a_resume_says_where_it_would_go_on(finished: Path) -> None
     assert files_in(finished) == before
 
 
-@pytest.mark.usefixtures("no_report")
 def test_a_seed_that_is_not_given_is_drawn_and_kept(tmp_path: Path) -> None:
     options = ("--n-envs", "2", "--n-steps", "4", "--total-timesteps", "8", "--quiet")
     for name in ("one", "two"):
@@ -76,7 +70,6 @@ def test_a_seed_that_is_not_given_is_drawn_and_kept(tmp_path: Path) -> None:
     assert seeds[0] != seeds[1]
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("name", ["my_envs:Mine", "my_envs:Nested.Mine", "my_envs:make"])
 def test_an_environment_of_the_current_directory(name: str, tmp_path: Path) -> None:
     (tmp_path / "my_envs.py").write_text(
@@ -195,7 +188,6 @@ def test_the_log_tells_the_story(finished: Path) -> None:
     assert log.count("checkpoint at step 64") == 1
 
 
-@pytest.mark.usefixtures("no_report")
 def test_the_default_directory_is_named_after_the_run(tmp_path: Path) -> None:
     options = (*TINY, "--total-timesteps", "8")
     for _ in range(2):
@@ -206,7 +198,6 @@ def test_the_default_directory_is_named_after_the_run(tmp_path: Path) -> None:
         assert re.fullmatch(r"support\.faulty_envs_Steady__ppo__7__\d{8}-\d{6}(-2)?", name)
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(("keep", "kept"), [("1", [64]), ("2", [48, 64]), ("0", [16, 32, 48, 64])])
 def test_how_many_checkpoints_are_kept(keep: str, kept: list[int], tmp_path: Path) -> None:
     options = (*TINY, "--total-timesteps", "64", "--checkpoint-every", "16", "--keep-checkpoints", keep)
@@ -219,7 +210,6 @@ def test_how_many_checkpoints_are_kept(keep: str, kept: list[int], tmp_path: Pat
 # ------------------------------------------------------------------------------------------------------- the terminal
 
 
-@pytest.mark.usefixtures("no_report")
 def test_plain_lines_when_nobody_watches(tmp_path: Path) -> None:
     options = [option for option in TINY if option != "--quiet"]
     outcome = run("train", STEADY, *options, "--total-timesteps", "64", "--run-dir", "out", cwd=tmp_path)
@@ -233,7 +223,6 @@ def test_plain_lines_when_nobody_watches(tmp_path: Path) -> None:
     assert lines[-1] == "results in out/, report in out/report.html"
 
 
-@pytest.mark.usefixtures("no_report")
 def test_quiet_says_only_how_it_ended(tmp_path: Path) -> None:
     outcome = run("train", STEADY, *TINY, "--total-timesteps", "8", "--run-dir", "out", cwd=tmp_path)
     assert [line.split()[0] for line in outcome.out.splitlines()] == ["done:", "results"]
@@ -280,7 +269,6 @@ def test_a_person_at_a_terminal_sees_a_panel(variables: dict[str, str], has_colo
 # -------------------------------------------------------------------------------------------------------- exit code 3
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(
     ("reward", "code", "reason", "steps"),
     [("-1", 0, "stop_reward reached", 16), ("6", 3, "stop_reward not reached", 32)],
@@ -304,7 +292,6 @@ def train_in_two(cwd: Path, *more: str) -> None:
     assert resumed.code == 0, resumed.err
 
 
-@pytest.mark.usefixtures("no_report")
 def test_more_steps_come_to_the_same_as_all_at_once(finished: Path, tmp_path: Path) -> None:
     """Weights, episodes, evaluations; the options of the session are the run's own unless they are given again."""
     train_in_two(tmp_path)
@@ -318,7 +305,6 @@ def test_more_steps_come_to_the_same_as_all_at_once(finished: Path, tmp_path: Pa
     assert json.loads((out / "config.json").read_text())["session"]["checkpoint_every"] == 16
 
 
-@pytest.mark.usefixtures("no_report")
 def test_a_session_option_may_change_on_resume(tmp_path: Path) -> None:
     train_in_two(tmp_path, "--keep-checkpoints", "1", "--eval-every", "0")
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step_000000000064"]
@@ -326,7 +312,6 @@ def test_a_session_option_may_change_on_resume(tmp_path: Path) -> None:
         assert kept["timesteps"].tolist() == [16, 32, 40]
 
 
-@pytest.mark.usefixtures("no_report")
 def test_the_best_so_far_outlives_a_resume(tmp_path: Path) -> None:
     """The first evaluation after it is not the best one just because it is the first."""
     train_in_two(tmp_path)
@@ -335,7 +320,6 @@ def test_the_best_so_far_outlives_a_resume(tmp_path: Path) -> None:
     assert load(tmp_path / "out" / "best").state["steps"] == best
 
 
-@pytest.mark.usefixtures("no_report")
 def test_an_earlier_checkpoint_rewrites_the_history_after_it(tmp_path: Path) -> None:
     """What was there is set aside, not lost, and does not pass for the run's newest checkpoint."""
     assert run("train", STEADY, *TINY, *EVERYTHING, "--run-dir", "out", cwd=tmp_path).code == 0
@@ -355,7 +339,6 @@ def test_an_earlier_checkpoint_rewrites_the_history_after_it(tmp_path: Path) -> 
     assert len(steps) == 12
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(("source", "goes_to"), [("out/best", "out"), ("saved", "runs"), ("out", "elsewhere")])
 def test_where_a_resumed_run_goes_on(source: str, goes_to: str, tmp_path: Path) -> None:
     """In its own directory; a checkpoint that was saved on its own is left alone, and a new directory is made."""
