@@ -2,7 +2,7 @@
 
     obs [B, ...], noise [B, width] --tiles--> policy.act --> actions [B, ...]
 
-A full tile is read in place; a short one is copied into a padded buffer. `self_test` proves at start-up, on this
+Observations are copied into one aligned tile; a short one is padded. `self_test` proves at start-up, on this
 machine and with this policy, that a row's action does not depend on its place or its neighbours.
 Does not know where weights come from: it is handed a module and asked to load a vector into it.
 """
@@ -39,32 +39,23 @@ class LocalInference:
         self._tile = tile
         self._action = action
         self._observation = observation
-        self._obs = np.zeros((tile, *shape_of(observation)), observation.dtype)
-        self._noise = np.zeros((tile, self._policy.noise.width), np.float32)
-        self._out = np.zeros((tile, *shape_of(action)), action.dtype)
+        # Torch aligns its memory to cache lines; rows of a slab may start anywhere, and rounding may depend on where.
+        self._obs_tensor = torch.from_numpy(np.zeros((tile, *shape_of(observation)), observation.dtype)).clone()
+        self._noise_tensor = torch.zeros(tile, self._policy.noise.width)
+        self._obs, self._noise = self._obs_tensor.numpy(), self._noise_tensor.numpy()
 
     def act(self, obs: Array, noise: Array | None, out: Array) -> None:
         """Write the policy's actions for B observations; without noise, its mode."""
         with torch.inference_mode():
-            if len(obs) == self._tile:
-                self._act_whole_tile(obs, noise, out)
-                return
             for start, stop in spans(len(obs), self._tile):
                 count = stop - start
-                if count == self._tile:
-                    part = None if noise is None else noise[start:stop]
-                    self._act_whole_tile(obs[start:stop], part, out[start:stop])
-                    continue
                 self._obs[:count] = obs[start:stop]
-                self._obs[count:] = obs[start]  # a real observation: zeros may lie outside the space
                 if noise is not None:
                     self._noise[:count] = noise[start:stop]
-                self._act_whole_tile(self._obs, None if noise is None else self._noise, self._out)
-                out[start:stop] = self._out[:count]
-
-    def _act_whole_tile(self, obs: Array, noise: Array | None, out: Array) -> None:
-        actions = self._act_tile(torch.from_numpy(obs), None if noise is None else torch.from_numpy(noise)).numpy()
-        out[...] = actions if actions.shape == out.shape else actions.reshape(out.shape)
+                if count < self._tile:
+                    self._obs[count:] = obs[start]  # a real observation: zeros may lie outside the space
+                actions = self._act_tile(self._obs_tensor, None if noise is None else self._noise_tensor).numpy()
+                out[start:stop] = actions[:count].reshape(out[start:stop].shape)
 
     def self_test(self) -> None:
         """Raise unless rows come out bit for bit the same at any place in a tile and among any neighbours.
@@ -97,13 +88,15 @@ class LocalInference:
     def _numbers(self, obs: Array) -> Array:
         """What lies behind the actions of whole tiles: the head's outputs, or log-probabilities of fixed actions."""
         parts = []
+        no_action = np.zeros((self._tile, *shape_of(self._action)), self._action.dtype)
         with torch.inference_mode():
             for start in range(0, len(obs), self._tile):
-                tile = torch.from_numpy(obs[start : start + self._tile])
+                self._obs[:] = obs[start : start + self._tile]
+                tile = self._obs_tensor
                 if isinstance(self._act_tile, PlainMlpAct):
                     parts.append(self._act_tile.forward(tile).numpy().copy())
                 else:
-                    parts.append(self._policy.evaluate(tile, torch.from_numpy(self._out * 0)).log_prob.numpy().copy())
+                    parts.append(self._policy.evaluate(tile, torch.from_numpy(no_action)).log_prob.numpy().copy())
         return np.concatenate(parts)
 
 

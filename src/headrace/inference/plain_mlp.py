@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.policies.distributions import Categorical, DiagonalGaussian
-from headrace.policies.networks import MlpPolicy
+from headrace.policies.networks import FEW_OUTPUTS, MlpPolicy
 
 
 def supports(module: nn.Module) -> bool:
@@ -31,9 +31,7 @@ class PlainMlpAct:
     def __init__(self, module: MlpPolicy, tile: int) -> None:
         layers = [layer for layer in module.actor if isinstance(layer, nn.Linear)]
         self._log_std = None if module.log_std is None else module.log_std.detach()
-        self._layers = [
-            (layer.weight.detach().t(), layer.bias.detach(), torch.empty(tile, len(layer.bias))) for layer in layers
-        ]
+        self._layers = [_Product(layer, tile) for layer in layers]
         self._scale, self._activate = _activation(module.activation, tile)
 
     def __call__(self, obs: Tensor, noise: Tensor | None) -> Tensor:
@@ -45,19 +43,34 @@ class PlainMlpAct:
 
     def forward(self, obs: Tensor) -> Tensor:
         """The actor's head: logits or means."""
-        *hidden, (weight, bias, out) = self._layers
-        scale, activate, x = self._scale, self._activate, obs
-        for hidden_weight, hidden_bias, y in hidden:
-            torch.addmm(hidden_bias, x, hidden_weight, beta=scale, alpha=scale, out=y)
-            x = activate(y)
-        return torch.addmm(bias, x, weight, out=out)
+        *hidden, head = self._layers
+        x = obs
+        for layer in hidden:
+            x = self._activate(layer(x, self._scale))
+        return head(x, 1.0)
+
+
+class _Product:
+    """One layer's product, as `networks.linear` does it, into memory of its own."""
+
+    def __init__(self, layer: nn.Linear, tile: int) -> None:
+        weight, bias = layer.weight.detach(), layer.bias.detach()
+        self._is_narrow = len(bias) < FEW_OUTPUTS
+        self._weight = weight if self._is_narrow else weight.t()
+        self._bias = bias.unsqueeze(1) if self._is_narrow else bias
+        self._out = torch.empty(len(bias), tile) if self._is_narrow else torch.empty(tile, len(bias))
+
+    def __call__(self, x: Tensor, scale: float) -> Tensor:
+        if self._is_narrow:
+            return torch.addmm(self._bias, self._weight, x.t(), beta=scale, alpha=scale, out=self._out).t()
+        return torch.addmm(self._bias, x, self._weight, beta=scale, alpha=scale, out=self._out)
 
 
 def _activation(name: str, tile: int) -> tuple[float, Callable[[Tensor], Tensor]]:
     """The cheapest way to the activation at this size, and what the products before it are scaled by."""
     if name == "relu":
         return 1.0, Tensor.relu_
-    if tile <= _SMALL_TILE:
+    if tile <= _SMALL_TILE or tile % 32:  # see networks.tanh
         return 1.0, Tensor.tanh_
     return 2.0, lambda y: y.sigmoid_().mul_(2.0).sub_(1.0)
 

@@ -8,6 +8,7 @@ Does not know what is computed from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.memory.schema import ALIGNMENT
 from headrace.memory.slab import Slab
 
 Array = npt.NDArray[Any]
@@ -66,7 +68,8 @@ def assemble(slabs: Sequence[Slab]) -> Batch:
     arrays = {}
     for field in slabs[0].schema.fields:
         if field.name in Batch.__dataclass_fields__ and field.axes in ("TB", "B"):
-            arrays[field.name] = np.concatenate([slab.arrays[field.name] for slab in slabs], axis=field.axes.index("B"))
+            parts, axis = [slab.arrays[field.name] for slab in slabs], field.axes.index("B")
+            arrays[field.name] = np.concatenate(parts, axis, out=_aligned_like(parts, axis))
     arrays["version"] = np.min([slab.version for slab in slabs], axis=0)
     n_envs, offset, rows = arrays["reward"].shape[1], 0, []
     for slab in slabs:
@@ -76,6 +79,16 @@ def assemble(slabs: Sequence[Slab]) -> Batch:
     final_row = np.concatenate(rows)
     order = np.argsort(final_row)  # by row, then environment: as one shard would have recorded them
     return Batch(**arrays, final_row=final_row[order], final_obs=np.concatenate([s.final_obs for s in slabs])[order])
+
+
+def _aligned_like(parts: list[Array], axis: int) -> Array:
+    """Memory for the parts side by side, on a cache line as a slab's field is: rounding may depend on alignment."""
+    shape = list(parts[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    size = math.prod(shape) * parts[0].itemsize
+    block = np.empty(size + ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + size].view(parts[0].dtype).reshape(shape)
 
 
 def write_back(batch: Batch, slabs: Sequence[Slab]) -> None:

@@ -59,7 +59,7 @@ class ClosedFormGradients:
         change = ratio - 1
         gain = advantage * ratio
         clipped = advantage * np.clip(ratio, 1 - c.clip_range, 1 + c.clip_range)
-        d_log_prob = np.where(gain <= clipped, gain, 0) * (-1 / n)  # a clipped row has no gradient
+        d_log_prob = np.where(gain > clipped, 0, gain) * (-1 / n)  # a clipped row has no gradient; a NaN stays one
 
         error = value - returns
         d_value = error

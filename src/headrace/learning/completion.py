@@ -52,7 +52,7 @@ def _values(value: object, obs: Array) -> Array:
     padding = -count % SMALLEST_TILE
     if padding:
         obs = np.concatenate([obs, np.repeat(obs[:1], padding, 0)])  # a real one: zeros may lie outside the space
-    tensor = torch.from_numpy(obs)
+    tensor = torch.from_numpy(obs).clone()  # torch aligns it, wherever numpy had put it
     parts: list[Tensor] = [value(tensor[start:stop]) for start, stop in _chunks(tensor)]  # type: ignore[operator]
     return np.asarray(torch.cat(parts)[:count].numpy())
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import NumericsError, UsageError
+from headrace.learning.adam import Adam
 from headrace.learning.advantages import gae
 from headrace.learning.batch import Batch
 from headrace.learning.closed_form import ClosedFormGradients, supports
@@ -38,7 +39,7 @@ class Learner:
         self._learning_rate = schedule("learning_rate", config.learning_rate)
         self._clip_range = schedule("clip_range", config.clip_range)
         self._ent_coef = schedule("ent_coef", config.ent_coef)
-        self._adam = torch.optim.Adam([flat.vector], lr=1.0, eps=1e-5, fused=True)
+        self._adam = Adam(flat.vector, flat.gradient)
         self.minibatches_done = 0
 
     @property
@@ -73,7 +74,6 @@ class Learner:
             config.normalize_advantage,
         )
         learning_rate = self._learning_rate(progress_remaining)
-        self._adam.param_groups[0]["lr"] = learning_rate
         everything = _rows(batch, advantage, returns)
         valid = np.flatnonzero(batch.valid)
         generator = self._shuffling(update)
@@ -90,7 +90,7 @@ class Learner:
                 if config.target_kl is not None and terms.approx_kl > 1.5 * config.target_kl:
                     stopped = True
                     break
-                norms.append(self._step())
+                norms.append(self._step(learning_rate))
             if stopped:
                 break
         self.minibatches_done += len(norms)
@@ -104,16 +104,14 @@ class Learner:
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Adam's state, by name."""
-        state = self._adam.state[self._flat.vector]
-        return {} if not state else {name: state[name] for name in ("exp_avg", "exp_avg_sq", "step")}
+        return self._adam.tensors()
 
     def restore_optimizer(self, tensors: dict[str, Tensor], minibatches_done: int) -> None:
         """Go on from a checkpoint."""
         self.minibatches_done = minibatches_done
-        if tensors:
-            self._adam.state[self._flat.vector] = {name: tensor.clone() for name, tensor in tensors.items()}
+        self._adam.restore(tensors)
 
-    def _step(self) -> float:
+    def _step(self, learning_rate: float) -> float:
         gradient = self._flat.gradient
         norm = float(torch.linalg.vector_norm(gradient))
         if not np.isfinite(norm):
@@ -123,7 +121,7 @@ class Learner:
             )
         if norm > self._config.max_grad_norm:
             gradient.mul_(self._config.max_grad_norm / (norm + 1e-6))
-        self._adam.step()
+        self._adam.step(learning_rate)
         return norm
 
 

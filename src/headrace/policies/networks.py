@@ -24,9 +24,27 @@ from headrace.policies.policy import Evaluation, Policy, require_policy
 
 
 def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent as 2 * sigmoid(2x) - 1: the same to 1e-7, and on CPUs several times faster."""
+    """The hyperbolic tangent as 2 * sigmoid(2x) - 1: the same to 1e-7, and on CPUs several times faster.
+
+    Not for sizes that are no multiple of 32: there torch's sigmoid rounds the tail otherwise, and bits depend on place.
+    """
+    if x.numel() % 32:
+        return torch.tanh(x)
     half = torch.sigmoid(x + x)
     return (half + half).sub_(1.0)
+
+
+FEW_OUTPUTS = 12
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A linear layer whose bits do not depend on a row's place.
+
+    With few outputs, and rows that do not start on 16 bytes, MKL rounds by place; the transposed product does not.
+    """
+    if len(weight) >= FEW_OUTPUTS:
+        return F.linear(x, weight, bias)
+    return torch.addmm(bias.unsqueeze(1), weight, x.t()).t()
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": tanh, "relu": F.relu}
@@ -72,8 +90,8 @@ class MlpPolicy(nn.Module):
     def _run(self, tower: nn.ModuleList, x: Tensor) -> Tensor:
         *hidden, head = tower
         for layer in hidden:
-            x = self._activate(F.linear(x, layer.weight, layer.bias))  # type: ignore[arg-type]
-        return F.linear(x, head.weight, head.bias)  # type: ignore[arg-type]
+            x = self._activate(linear(x, layer.weight, layer.bias))  # type: ignore[arg-type]
+        return linear(x, head.weight, head.bias)  # type: ignore[arg-type]
 
 
 class CnnPolicy(nn.Module):
