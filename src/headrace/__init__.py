@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["PPO", "Collector", "EnvSpec", "NoiseSpec", "check_env", "evaluate_policy"]
+__all__ = ["PPO", "Collector", "EnvSpec", "Evaluation", "NoiseSpec", "check_env", "evaluate_policy"]
 
 _HOMES = {
     "PPO": "headrace.api",

@@ -382,6 +382,11 @@ class Collector:
         self._run.close()
 
     @property
+    def policy(self) -> Module:
+        """The policy as it was last published; train a copy of it and publish that."""
+        return self._run.module
+
+    @property
     def ledger(self) -> dict[str, Any]:
         """Where every step went; the batch in hand is produced, and not yet consumed."""
         return self._run.ledger.encode()

@@ -40,6 +40,9 @@ def translate(argv: list[str]) -> list[str]:
         name = name.replace("_", "-")
         negated = name.startswith("no-")
         bare = name.removeprefix("no-")
+        if bare == "env-id":  # ours is positional
+            translated.extend([value] if equals else [])
+            continue
         bare = CLEANRL_NAMES.get(bare, bare)
         translated.append(f"--{'no-' if negated else ''}{bare}{equals}{value}")
     return translated

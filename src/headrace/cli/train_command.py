@@ -95,6 +95,12 @@ def _resume(argv: list[str]) -> int:
             print(f"{'resumes':<12} {found.name} at {steps:,} of {total:,} steps")
             print(model.plan())
             return 0
+        if model.num_timesteps >= options.session.total_timesteps:
+            print(
+                f"nothing to do: the run has {model.num_timesteps:,} of {options.session.total_timesteps:,} steps; "
+                f"raise --total-timesteps to go on"
+            )
+            return 0
         return _train(model, options, options.run_dir or home)
 
 

@@ -1,7 +1,7 @@
 """One episode as bytes: what an environment showed when it was driven by actions keyed by (episode, step).
 
-    python -m headrace.evaluation.trace OUT   reads a spec from standard input, plays one episode in this fresh process
-                                              and writes its trace to OUT
+    python -m headrace.evaluation.trace OUT   reads a spec from standard input, plays episodes in this fresh process,
+                                              each in an instance of its own, and writes their traces to OUT
 
 The spec comes through a pipe from the parent that started this process (cloudpickle, since it may hold a function);
 the trace goes back as plain arrays. Info dicts are left out: they hold times.
@@ -53,6 +53,9 @@ class Trace:
         )
 
 
+FIELDS = tuple(Trace.__dataclass_fields__)
+
+
 def play(env: gym.Env[Any, Any], seed: int, episode: int, steps: int = MOST_STEPS, most_s: float = MOST_S) -> Trace:
     """Reset with the episode's seed and take its random actions until it ends, or the steps or the time run out."""
     env.action_space.seed(int(sequence(seed, Purpose.CHECK, episode, 1).generate_state(1, np.uint32)[0]))
@@ -78,15 +81,18 @@ def main() -> None:
     """The fresh process's side."""
     import cloudpickle
 
-    spec, seed, episode, steps = cloudpickle.loads(sys.stdin.buffer.read())
+    spec, seed, episodes = cloudpickle.loads(sys.stdin.buffer.read())
     assert isinstance(spec, EnvSpec)
-    env = spec.make()
-    try:
-        trace = play(env, seed, episode, steps, most_s=float("inf"))
-    finally:
-        env.close()
+    arrays: dict[str, Any] = {}
+    for episode, steps in episodes.items():
+        env = spec.make()
+        try:
+            trace = play(env, seed, episode, steps, most_s=float("inf"))
+        finally:
+            env.close()
+        arrays |= {f"{episode}/{name}": getattr(trace, name) for name in FIELDS}
     with Path(sys.argv[1]).open("wb") as out:
-        np.savez(out, obs=trace.obs, reward=trace.reward, flags=trace.flags, step_s=trace.step_s, reset_s=trace.reset_s)
+        np.savez(out, **arrays)
 
 
 if __name__ == "__main__":

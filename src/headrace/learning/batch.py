@@ -54,6 +54,16 @@ class Batch:
         return int(self.reward.shape[1])
 
     @property
+    def actions(self) -> Array:
+        """The actions, by the name that users know."""
+        return self.action
+
+    @property
+    def rewards(self) -> Array:
+        """The rewards, by the name that users know."""
+        return self.reward
+
+    @property
     def steps(self) -> int:
         """Real transitions."""
         return int(self.valid.sum())
