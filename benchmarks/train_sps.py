@@ -26,7 +26,7 @@ HYPERPARAMETERS = {
 
 def main() -> None:
     arguments = harness.arguments(__doc__)
-    rounds, updates = (1, 3) if arguments.smoke else (3, 20) if arguments.quick else (9, 40)
+    rounds, updates = (1, 3) if arguments.smoke else (3, 20) if arguments.quick else (7, 40)
     absent: dict[str, str] = {}
     splits: list[dict[str, float]] = []
     at_start = harness.host()

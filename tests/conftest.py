@@ -153,7 +153,7 @@ def reap_adopted_orphans(before: Held) -> None:
     zombies = {pid for pid in descendants(os.getpid()) if is_zombie_child(pid)} - before.processes
     if not zombies:
         return
-    started_by_us = {popen.pid for popen in gc.get_objects() if isinstance(popen, subprocess.Popen)}
+    started_by_us = {popen.pid for popen in gc.get_objects() if issubclass(type(popen), subprocess.Popen)}
     started_by_us |= {child.pid for child in process._children}
     for pid in zombies - started_by_us:
         os.waitpid(pid, os.WNOHANG)

@@ -21,7 +21,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from headrace.checkpoints.run_directory import open_run_dir, settled
+from headrace.checkpoints.run_directory import open_run_dir
 from headrace.checkpoints.snapshot import Snapshot, find_latest, save
 from headrace.envs.actions import sender
 from headrace.envs.seeds import Purpose
@@ -58,7 +58,7 @@ class PPO:
     result: Result | None = None  # how the last learn ended
     _verbose = 0
     _predictions = 0
-    _is_new = True  # neither trained nor restored: it may not go on in another run's directory
+    _is_new = True  # has no run directory yet and was not restored: it may not go on in another run's
     _is_torn = False  # collecting was broken off: the environments are beyond the last commit
     _is_closed = False
 
@@ -176,7 +176,7 @@ class PPO:
             self._rewind()
         if run_dir is not None:
             open_run_dir(run_dir, encode(self._run.config) | {"session": asdict(config)}, self._is_new)
-        self._is_new = False
+            self._is_new = False
         view = TerminalView(self._run.config.env.name, config.total_timesteps, facts(self._run)) if show else None
         session = Session(self._run, config, evaluate_run, run_dir, view, callback)
         self._is_torn = True  # until the session comes to an orderly end
@@ -277,7 +277,7 @@ class PPO:
     def _snapshot(self) -> Snapshot:
         if not self._run.is_between_updates:
             raise HeadraceError("the last update was broken off in the middle; load the last checkpoint instead")
-        return settled(self._run.snapshot())
+        return self._run.snapshot()
 
     def _rewind(self) -> None:
         """Back to the last commit, by replay, with fresh environments and the same module."""

@@ -19,6 +19,18 @@ class UsageError(HeadraceError):
     exit_code = 2
 
 
+def require_types(options: object, kinds: dict[type, tuple[str, ...]]) -> None:
+    """Refuse options of the wrong type by name: {int: ("n_steps", ...), float: (...)}; an int is a float too."""
+    for kind, names in kinds.items():
+        for name in names:
+            value = getattr(options, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+                what = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+                raise UsageError(f"{name}: expected {what}, got {value!r}")
+
+
 class EnvError(HeadraceError):
     """An environment could not be made, or raised, or returned something its spaces do not allow."""
 

@@ -27,7 +27,6 @@ from headrace.checkpoints.run_directory import (
     cut_episodes,
     read_evaluations,
     set_newer_aside,
-    settled,
     write_evaluations,
     write_json,
 )
@@ -196,7 +195,7 @@ class Session:
         if self._dir is None or self._saved_step == self._run.steps:
             return
         folder = self._dir / "checkpoints"
-        save(settled(self._run.snapshot()), folder / checkpoint_name(self._run.steps))
+        save(self._run.snapshot(), folder / checkpoint_name(self._run.steps))
         self._saved_step = self._run.steps
         logger.info("checkpoint at step %d", self._run.steps)
         keep = self._config.keep_checkpoints

@@ -167,6 +167,7 @@ class Run:
     def snapshot(self) -> Snapshot:
         """Everything the next update depends on, copied: the run may go on. Call it between updates."""
         live = self.journal.live(range(self.config.topology.n_envs))
+        sequences = self.ring.sequences  # a lease that was broken off is not counted: it will be granted again
         return Snapshot(
             weights={name: tensor.clone() for name, tensor in self.module.state_dict().items()},
             optimizer={name: tensor.clone() for name, tensor in self.learner.optimizer_tensors().items()},
@@ -183,12 +184,12 @@ class Run:
                 "updates": self.updates,
                 "steps": self.steps,
                 "version": self.weights.version,
-                "is_begun": self._is_begun,
+                "is_begun": self._is_begun and any(sequences),
                 "minibatches_done": self.learner.minibatches_done,
                 "live_episodes": [[one.episode, one.seed] for one in live],
                 "ledger": self.ledger.encode(),
                 "statistics": self.statistics.encode(),
-                "ring": {"sequences": self.ring.sequences, "leased": self.ring.leased},
+                "ring": {"sequences": sequences, "leased": sum(sequences)},
                 "hashes": self.hashes(),
             },
         )

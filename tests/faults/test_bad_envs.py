@@ -140,7 +140,6 @@ def test_a_first_observation_that_is_no_number(tmp_path: Path) -> None:
     assert_says(outcome.only_error, ["env 0, episode (0, 0)", "seed", "inf"])
 
 
-@pytest.mark.xfail(reason="envs/serial: close() raises out of the middle of closing", strict=True, raises=RuntimeError)
 def test_an_environment_that_can_not_be_closed(tmp_path: Path) -> None:
     outcome = train("support.faulty_envs:FaultyClose", "--run-dir", "out", "--total-timesteps", "32", cwd=tmp_path)
     assert_says(outcome.error, ["env 0", "close", "the simulator does not answer"])

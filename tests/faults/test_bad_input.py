@@ -243,7 +243,6 @@ def test_a_model_that_can_not_be(name: str) -> None:
         make()
 
 
-@pytest.mark.xfail(reason="learning/config, launch/topology: types are not checked", strict=True)
 @pytest.mark.parametrize("wrong", [{"gamma": "high"}, {"n_envs": "2"}, {"vf_coef": "x"}], ids=str)
 def test_an_option_of_the_wrong_type(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(wrong))}: expected"):

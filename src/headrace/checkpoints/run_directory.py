@@ -19,14 +19,12 @@ import platform
 import shutil
 import time
 import zipfile
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headrace.checkpoints.snapshot import Snapshot
 from headrace.errors import UsageError
 from headrace.evaluation.evaluate import Evaluated
 
@@ -70,14 +68,6 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 def checkpoint_name(steps: int) -> str:
     """Names sort as steps do."""
     return f"step_{steps:012d}"
-
-
-def settled(snapshot: Snapshot) -> Snapshot:
-    """The snapshot of a run whose collecting was broken off: that rollout is leased, and if first begun, once more."""
-    state = snapshot.state
-    sequences = state["ring"]["sequences"]
-    ring = state["ring"] | {"leased": sum(sequences)}
-    return replace(snapshot, state=state | {"ring": ring, "is_begun": state["is_begun"] and any(sequences)})
 
 
 def set_newer_aside(run_dir: Path, steps: int) -> None:

@@ -10,7 +10,6 @@ by the actor. Does not know policies or slabs' lifetimes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from headrace.envs.adapters.gymnasium_spaces import describe
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
-from headrace.errors import HeadraceError, ReplayError
+from headrace.errors import EnvError, HeadraceError, ReplayError
 from headrace.memory.slab import Row
 from headrace.memory.spaces import shape_of
 
@@ -115,10 +114,16 @@ class SerialEnvs:
 
     def close(self) -> None:
         """Close every environment, whatever the others do."""
-        with ExitStack() as stack:
-            for env in reversed(self._envs):
-                stack.callback(env.close)
-            self._envs = []
+        envs, self._envs = self._envs, []
+        failed: EnvError | None = None
+        for index, env in zip(self._indices, envs, strict=False):
+            try:
+                env.close()
+            except Exception as error:
+                failed = failed or EnvError(f"env {index}: could not be closed: {type(error).__name__}: {error}")
+                failed.__cause__ = failed.__cause__ or error
+        if failed is not None:
+            raise failed
 
     def _reset(self, position: int) -> Any:
         seed = self._seed_of(self._indices[position], self._episode[position])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.errors import UsageError
+from headrace.errors import UsageError, require_types
 
 _TOPOLOGIES = {"auto": True, "inline": True, "threads": False, "processes": False, "ray": False, "fused": False}
 _INFERENCE = {"auto": True, "local": True, "central": False}
@@ -34,6 +34,7 @@ class TopologyConfig:
     """Groups of environments that fill a slab together; 0 chooses. Never changes results in synchronous runs."""
 
     def __post_init__(self) -> None:
+        require_types(self, {int: ("n_envs", "max_lag", "shards"), str: ("topology", "workers", "inference")})
         if self.n_envs < 1:
             raise UsageError(f"n_envs: expected at least 1, got {self.n_envs}")
         if not 0 <= self.shards <= self.n_envs:

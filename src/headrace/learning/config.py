@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.errors import UsageError
+from headrace.errors import UsageError, require_types
 
 Schedule = float | str | Callable[[float], float]  # what Python takes; a command line can't type a function
 
@@ -47,7 +47,10 @@ class PpoConfig:
     """Torch threads of the learner. Part of the run's identity: another count may give other bits."""
 
     def __post_init__(self) -> None:
-        for name in ("n_steps", "batch_size", "n_epochs", "learner_threads"):
+        whole = ("n_steps", "batch_size", "n_epochs", "learner_threads")
+        numbers = ("gamma", "gae_lambda", "clip_range_vf", "vf_coef", "max_grad_norm", "target_kl")
+        require_types(self, {int: whole, float: numbers})
+        for name in whole:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name}: expected a whole number of at least 1, got {value!r}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.errors import UsageError, require_types
+
 
 @dataclass(frozen=True)
 class PolicyConfig:
@@ -20,3 +22,8 @@ class PolicyConfig:
     """Initial log standard deviation of continuous actions."""
     tile: int = 0
     """Rows a policy acts on at once; 0 chooses by policy and n_envs."""
+
+    def __post_init__(self) -> None:
+        require_types(self, {int: ("tile",), float: ("log_std_init",)})
+        if any(width < 1 for width in self.net_arch):
+            raise UsageError(f"net_arch: expected whole numbers of at least 1, got {self.net_arch}")
