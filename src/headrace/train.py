@@ -35,6 +35,7 @@ from headrace.learning.completion import complete
 from headrace.learning.lag import lag, lease_limit
 from headrace.learning.learner import Learner
 from headrace.memory import spaces
+from headrace.memory.allocator import keep_freed_memory
 from headrace.memory.ledger import Ledger
 from headrace.memory.ring import Ring, Taken
 from headrace.memory.schema import explain_difference, rollout_schema
@@ -54,6 +55,7 @@ class Run:
     """The parts of a run, connected. One thread; close it when done."""
 
     def __init__(self, config: RunConfig, module: Module | None = None) -> None:
+        keep_freed_memory()
         self.config = config
         self.topology = resolve(config.topology)
         n_envs, n_steps, shards = config.topology.n_envs, config.ppo.n_steps, self.topology.shards

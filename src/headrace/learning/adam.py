@@ -31,8 +31,9 @@ class Adam:
         self._mean.lerp_(self._gradient, 1 - self._beta_1)
         self._square.mul_(self._beta_2).addcmul_(self._gradient, self._gradient, value=1 - self._beta_2)
         correction_1, correction_2 = 1 - self._beta_1**self._steps, 1 - self._beta_2**self._steps
-        torch.sqrt(self._square, out=self._scale).div_(math.sqrt(correction_2)).add_(self._eps)
-        self._vector.addcdiv_(self._mean, self._scale, value=-learning_rate / correction_1)
+        root = math.sqrt(correction_2)  # sqrt(v / c) + eps = (sqrt(v) + eps * sqrt(c)) / sqrt(c): one operation less
+        torch.sqrt(self._square, out=self._scale).add_(self._eps * root)
+        self._vector.addcdiv_(self._mean, self._scale, value=-learning_rate * root / correction_1)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state by torch's names; empty before the first step."""

@@ -24,6 +24,8 @@ from headrace.policies.networks import MlpPolicy
 from headrace.weights.flat import FlatParameters
 
 Array = npt.NDArray[Any]
+# Rows -> activations of the hidden layers, and what flows back to them. Two sizes: a full and the last minibatch.
+Memory = dict[int, tuple[list[Tensor], list[Tensor]]]
 
 
 def supports(module: nn.Module) -> bool:
@@ -38,21 +40,23 @@ class ClosedFormGradients:
         module = flat.module
         assert isinstance(module, MlpPolicy)
         self._encode = module.encode
-        self._actor = _Tower(module.actor, "actor", flat, module.activation)
-        self._critic = _Tower(module.critic, "critic", flat, module.activation)
+        memory: Memory = {}
+        self._actor = _Tower(module.actor, "actor", flat, module.activation, memory)
+        self._critic = _Tower(module.critic, "critic", flat, module.activation, memory)
         self._log_std = None if module.log_std is None else module.log_std.detach().numpy()
         self._d_log_std = None if module.log_std is None else flat.gradients["log_std"].numpy()
 
     @torch.no_grad()
     def __call__(self, rows: Rows, c: Coefficients) -> Terms:
         x = self._encode(rows.obs)
-        out, value = self._actor.forward(x), self._critic.forward(x)[0]
         action, old_log_prob, old_value, advantage, returns = (tensor.numpy() for tensor in rows[1:])
         n = len(advantage)
         if c.normalize_advantage and n > 1:
             advantage = advantage - _mean(advantage)
             advantage /= np.sqrt(np.add.reduce(np.square(advantage)) / (n - 1)) + 1e-8
 
+        # First the actor, there and back, then the critic, in the same memory: what they touch stays in the cache.
+        out = self._actor.forward(x)
         head = self._categorical(out, action) if self._log_std is None else self._gaussian(out, action)
         log_ratio = head.log_prob - old_log_prob
         ratio = np.exp(log_ratio)
@@ -60,15 +64,15 @@ class ClosedFormGradients:
         gain = advantage * ratio
         clipped = advantage * np.clip(ratio, 1 - c.clip_range, 1 + c.clip_range)
         d_log_prob = np.where(gain > clipped, 0, gain) * (-1 / n)  # a clipped row has no gradient; a NaN stays one
+        self._actor.backward(head.backward(d_log_prob, -c.ent_coef / n))
 
+        value = self._critic.forward(x)[0]
         error = value - returns
         d_value = error
         if c.clip_range_vf is not None:
             moved = value - old_value
             error = old_value + np.clip(moved, -c.clip_range_vf, c.clip_range_vf) - returns
             d_value = np.where(np.abs(moved) <= c.clip_range_vf, error, 0)
-
-        self._actor.backward(head.backward(d_log_prob, -c.ent_coef / n))
         self._critic.backward((d_value * (2 * c.vf_coef / n))[None])
 
         policy_loss = -_mean(np.minimum(gain, clipped))
@@ -137,7 +141,7 @@ class _GaussianHead:
 class _Tower:
     """One MLP: forward keeps its activations, backward turns dL/dhead into the flat gradient's views."""
 
-    def __init__(self, layers: nn.ModuleList, name: str, flat: FlatParameters, activation: str) -> None:
+    def __init__(self, layers: nn.ModuleList, name: str, flat: FlatParameters, activation: str, memory: Memory) -> None:
         *hidden, head = [layer for layer in layers if isinstance(layer, nn.Linear)]
         self._weights: list[Tensor] = [layer.weight.data for layer in hidden]
         self._biases: list[Tensor] = [layer.bias.data for layer in hidden]
@@ -145,21 +149,22 @@ class _Tower:
         self._d_weights = [flat.gradients[f"{name}.{i}.weight"] for i in range(len(layers))]
         self._d_biases = [flat.gradients[f"{name}.{i}.bias"] for i in range(len(layers))]
         self._is_tanh = activation == "tanh"
-        self._memory: dict[int, list[Tensor]] = {}  # rows -> activations; two sizes: a full and the last minibatch
+        self._memory = memory
         self._inputs: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Array:
         """The head's output [P, n]; activations are kept for backward."""
         n = len(x)
         if n not in self._memory:
-            self._memory[n] = [torch.empty(n, len(bias)) for bias in self._biases]
-        hidden = self._memory[n]
+            widths = [len(bias) for bias in self._biases]
+            self._memory[n] = ([torch.empty(n, width) for width in widths], [torch.empty(n, width) for width in widths])
+        hidden, _ = self._memory[n]
         self._inputs = [x, *hidden]
         scale = 2.0 if self._is_tanh else 1.0
         for weight, bias, before, out in zip(self._weights, self._biases, self._inputs, hidden, strict=False):
             torch.addmm(bias, before, weight.t(), beta=scale, alpha=scale, out=out)
             if self._is_tanh:
-                out.sigmoid_().mul_(2.0).sub_(1.0)
+                torch.add(_MINUS_ONE, out.sigmoid_(), alpha=2.0, out=out)
             else:
                 out.relu_()
         output: Array = torch.addmm(self._head_bias, self._head_weight, self._inputs[-1].t()).numpy()
@@ -170,18 +175,24 @@ class _Tower:
         d_out = torch.from_numpy(np.ascontiguousarray(d_head, np.float32))
         torch.mm(d_out, self._inputs[-1], out=self._d_weights[-1])
         torch.sum(d_out, 1, out=self._d_biases[-1])
-        d_in = torch.mm(d_out.t(), self._head_weight)
+        if not self._weights:
+            return
+        _, scratch = self._memory[d_out.shape[1]]
+        d_in = torch.mm(d_out.t(), self._head_weight, out=scratch[-1])
         for i in range(len(self._weights) - 1, -1, -1):
             if self._is_tanh:
-                d_out = torch.ops.aten.tanh_backward(d_in, self._inputs[i + 1])
+                d_out = torch.ops.aten.tanh_backward.grad_input(d_in, self._inputs[i + 1], grad_input=d_in)
             else:
-                d_out = torch.ops.aten.threshold_backward(d_in, self._inputs[i + 1], 0)
+                d_out = torch.ops.aten.threshold_backward.grad_input(d_in, self._inputs[i + 1], 0, grad_input=d_in)
             torch.sum(d_out, 0, out=self._d_biases[i])
             if i > 0:
                 torch.mm(d_out.t(), self._inputs[i], out=self._d_weights[i])
-                d_in = torch.mm(d_out, self._weights[i])
+                d_in = torch.mm(d_out, self._weights[i], out=scratch[i - 1])
             else:  # few columns: this order of the product is several times faster
                 self._d_weights[0].copy_(torch.mm(self._inputs[0].t(), d_out).t())
+
+
+_MINUS_ONE = torch.tensor(-1.0)
 
 
 def _mean(values: Array) -> float:
