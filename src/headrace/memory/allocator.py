@@ -1,8 +1,8 @@
 """Keeps malloc from giving large blocks back to the system after every use.
 
 glibc maps blocks above a threshold anew each time and unmaps them when they are freed, so every tensor of half a
-megabyte costs page faults: measured, they were half of the completion pass. Both thresholds are raised once per process;
-the price is that freed memory stays with the process. Where there is no mallopt, nothing happens.
+megabyte costs page faults: measured, they were half of the completion pass. Both thresholds are raised once per
+process; the price is that freed memory stays with the process. Where there is no mallopt, nothing happens.
 """
 
 from __future__ import annotations
