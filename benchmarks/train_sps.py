@@ -1,8 +1,8 @@
 """End-to-end training steps/s on CartPole-v1, beside SB3, Tianshou, Sample Factory and PufferLib in one run.
 
 64 environments, 32 steps, 4 epochs, minibatches of 512, separate 64x64 tanh actor and critic, one torch thread. Every
-contender is a fresh process that trains for 150,000 steps; they alternate, and the medians are compared. Speed that does
-not learn is worth nothing, so the same configuration is also trained to 475 beside SB3.
+contender is a fresh process that trains for 150,000 steps; they alternate, and the medians are compared. Speed that
+does not learn is worth nothing, so the same configuration is also trained to 475 beside SB3.
 """
 
 from statistics import median
