@@ -200,7 +200,7 @@ class PPO:
         noise = None
         if not deterministic:
             plan = ShardPlan(run.config.env, range(len(rows)), run.config.seed)
-            noise = build_noise(plan, as_policy(run.module).noise, Purpose.EVALUATION).draw(
+            noise = build_noise(plan, as_policy(run.module).noise, Purpose.EVALUATION_NOISE).draw(
                 np.full(len(rows), self._predictions), 1
             )[0]
             self._predictions += 1
@@ -283,8 +283,13 @@ class PPO:
         """Back to the last commit, by replay, with fresh environments and the same module."""
         run, snapshot = self._run, self._snapshot()
         run.close()
-        self._run = Run(run.config, run.module)
-        self._run.restore(snapshot)
+        fresh = Run(run.config, run.module)
+        try:
+            fresh.restore(snapshot)
+        except BaseException:
+            fresh.close()
+            raise
+        self._run = fresh
 
     @property
     def policy(self) -> Module:
@@ -334,6 +339,7 @@ class Collector:
             topology=TopologyConfig(n_envs, topology, str(workers), inference, max_lag, shards),
         )
         self._run = Run(config, None if isinstance(policy, str) else copy.deepcopy(policy))
+        self._is_torn = False  # a rollout was broken off: the environments are ahead of the books
         self._is_published = True
         self._is_closed = False
         self._taken: list[Taken] = []
@@ -356,9 +362,12 @@ class Collector:
         self._give_back()
         if not self._is_published:  # nothing new: the same weights are the next version
             run.weights.publish(run.flat)
+        if self._is_torn:
+            raise UsageError("the last rollout was broken off in the middle; make another collector")
+        self._is_torn = True
         with torch_threads(1):
             self._taken = run.collect()
-            self._is_published = False
+            self._is_published = self._is_torn = False
             slabs = [one.slab for one in self._taken]
             batch = assemble(slabs)
             complete(batch, run.policy_of(int(batch.version.min())))
@@ -448,7 +457,7 @@ def evaluate_run(
             if getattr(envs, role) != getattr(run, role):
                 raise SchemaError(f"evaluation: expected {role} {getattr(run, role)}, got {getattr(envs, role)}")
         inference = LocalInference(run.module, run.observation_space, run.action_space, run.tile)
-        noise = build_noise(plan, as_policy(run.module).noise, Purpose.EVALUATION)
+        noise = build_noise(plan, as_policy(run.module).noise, Purpose.EVALUATION_NOISE)
 
         def act(obs: Array, row: int, out: Array) -> None:
             drawn = None if deterministic else noise.draw(np.full(n_envs, row), 1)[0]

@@ -88,6 +88,12 @@ def decode(data: dict[str, Any], env: EnvSpec | None = None, **ppo: Any) -> RunC
     """The inverse of `encode`. What was a function must be given again: `env`, or a schedule by its name."""
     saved = data["env"]
     parts = [saved["env"], *saved["wrappers"]]
+    lost = [key for key, value in saved["kwargs"].items() if isinstance(value, dict) and set(value) == {"object"}]
+    if env is None and lost:
+        raise UsageError(
+            f"the environment's kwargs {', '.join(lost)} were objects that a file can't hold; pass "
+            f"env=hr.EnvSpec(...) again"
+        )
     if env is None:
         if any(isinstance(part, dict) for part in parts):
             names = ", ".join(part["callable"] for part in parts if isinstance(part, dict))

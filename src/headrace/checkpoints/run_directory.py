@@ -47,6 +47,13 @@ def open_run_dir(run_dir: Path, config: dict[str, Any], is_new: bool) -> None:
             f"run directory {run_dir} already holds a run: go on with it (--resume {run_dir}, or PPO.load in Python), "
             f"or choose another directory"
         )
+    if not is_new and (run_dir / "config.json").is_file():
+        theirs, ours = json.loads((run_dir / "config.json").read_text()), json.loads(json.dumps(config))
+        other = [key for key in ours if key != "session" and theirs.get(key) != ours[key]]
+        if other:
+            raise UsageError(
+                f"run directory {run_dir} holds another run ({', '.join(other)} differ); choose another directory"
+            )
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_json(run_dir / "config.json", config)

@@ -28,4 +28,6 @@ def sender(space: Space) -> Callable[[Array], Array]:
     if isinstance(space, MultiDiscrete) and any(space.start):
         starts = np.asarray(space.start, space.dtype).reshape(space.shape)
         return lambda actions: actions + starts
-    return lambda actions: actions
+    if isinstance(space, Discrete):
+        return lambda actions: actions  # it is handed out number by number
+    return lambda actions: actions.copy()  # an environment may keep or change what it is sent; a slab is reused

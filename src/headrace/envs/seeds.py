@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     WEIGHTS = 4
     EVALUATION = 5
     CHECK = 6
+    EVALUATION_NOISE = 7
 
 
 def sequence(seed: int, purpose: Purpose, *path: int) -> np.random.SeedSequence:

@@ -65,7 +65,7 @@ class SerialEnvs:
                     f"seed tree's; the journal belongs to a run with another seed"
                 )
             obs = self._reset(position)
-            for count, action in enumerate(episode.actions):
+            for count, action in enumerate(episode.actions.copy()):  # an environment may change what it is sent
                 try:
                     obs, _, terminated, truncated, _ = self._steps[position](action)
                 except Exception as error:

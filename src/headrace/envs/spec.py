@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from headrace.errors import EnvError, HeadraceError, UsageError
 
@@ -212,8 +213,13 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _jsonable(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        json.dumps(dict(kwargs))
-        return dict(kwargs)
-    except TypeError:
-        return {key: repr(value) for key, value in kwargs.items()}
+    """What JSON holds as it is; anything else marked by its name, so that nobody takes it for the thing itself."""
+    kept: dict[str, Any] = {}
+    for key, value in kwargs.items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        try:
+            is_same = json.loads(json.dumps(plain)) == plain
+        except (TypeError, ValueError):
+            is_same = False
+        kept[key] = plain if is_same else {"object": repr(value)}
+    return kept

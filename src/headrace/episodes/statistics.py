@@ -9,7 +9,7 @@ Does not know files or views.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -79,8 +79,3 @@ class EpisodeStatistics:
         self._recent.clear()
         self._recent.extend((total, length) for total, length in data["recent"])
         self.finished = data["finished"]
-
-
-def encode_finished(one: Finished) -> dict[str, Any]:
-    """A finished episode as JSON."""
-    return asdict(one)

@@ -72,7 +72,8 @@ def _activation(name: str, tile: int) -> tuple[float, Callable[[Tensor], Tensor]
         return 1.0, Tensor.relu_
     if tile <= _SMALL_TILE or tile % 32:  # see networks.tanh
         return 1.0, Tensor.tanh_
-    return 2.0, lambda y: y.sigmoid_().mul_(2.0).sub_(1.0)
+    return 2.0, lambda y: torch.add(_MINUS_ONE, y.sigmoid_(), alpha=2.0, out=y)
 
 
+_MINUS_ONE = torch.tensor(-1.0)
 _SMALL_TILE = 32  # rows up to which one slow tanh costs less than three quick operations

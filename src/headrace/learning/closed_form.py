@@ -156,6 +156,8 @@ class _Tower:
         """The head's output [P, n]; activations are kept for backward."""
         n = len(x)
         if n not in self._memory:
+            if len(self._memory) > 1:  # sources that skip rows make last minibatches of every size
+                self._memory.clear()
             widths = [len(bias) for bias in self._biases]
             self._memory[n] = ([torch.empty(n, width) for width in widths], [torch.empty(n, width) for width in widths])
         hidden, _ = self._memory[n]

@@ -15,8 +15,3 @@ def lease_limit(version: int, max_lag: int, slabs_per_update: int) -> int:
 def lag(version_now: int, oldest_version: int) -> int:
     """How many versions old the oldest row of a slab is when it is consumed."""
     return version_now - oldest_version
-
-
-def is_too_old(version_now: int, oldest_version: int, max_lag: int) -> bool:
-    """Whether a slab must not be trained on."""
-    return lag(version_now, oldest_version) > max_lag

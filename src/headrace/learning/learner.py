@@ -76,6 +76,11 @@ class Learner:
         learning_rate = self._learning_rate(progress_remaining)
         everything = _rows(batch, advantage, returns)
         valid = np.flatnonzero(batch.valid)
+        if not len(valid):
+            raise UsageError(
+                f"n_steps={config.n_steps}: no row of the rollout holds a step (all environments were being reset); "
+                f"use more rows"
+            )
         generator = self._shuffling(update)
         seen: list[Terms] = []
         norms: list[float] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from headrace.episodes.counting import Counters, number_rows
-from headrace.episodes.statistics import EpisodeStatistics, Finished, encode_finished
+from headrace.episodes.statistics import EpisodeStatistics, Finished
 from support.generators import Flags, flags, floats_like, quick, seeds, thorough
 from support.oracles import SlowEnv
 from support.slabs import Array
@@ -78,7 +77,6 @@ def test_both_flags_count_as_terminated() -> None:
     one: Any = np.ones((1, 1), np.bool_)
     (finished,) = EpisodeStatistics(1).add(np.array([[2.5]], np.float32), one, one, one, np.array([[7]]))
     assert finished == Finished(env_index=0, episode=7, total_reward=2.5, length=1, terminated=True)
-    assert encode_finished(finished) == asdict(finished)
 
 
 def test_the_reward_of_an_invalid_row_does_not_count_even_if_it_is_poison() -> None:
