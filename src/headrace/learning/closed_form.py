@@ -24,7 +24,7 @@ from headrace.policies.networks import MlpPolicy
 from headrace.weights.flat import FlatParameters
 
 Array = npt.NDArray[Any]
-# Rows -> activations of the hidden layers, and what flows back to them. Two sizes: a full and the last minibatch.
+# Rows -> activations of the hidden layers, and what flows back to them. At most two sizes are kept.
 Memory = dict[int, tuple[list[Tensor], list[Tensor]]]
 
 
