@@ -41,7 +41,7 @@ from headrace.memory.ring import Ring, Taken
 from headrace.memory.schema import explain_difference, rollout_schema
 from headrace.memory.slab import Word
 from headrace.policies.networks import as_policy, build_policy
-from headrace.policies.policy import Module
+from headrace.policies.policy import Evaluator, Module
 from headrace.policies.tiles import default_tile
 from headrace.run_config import RunConfig, encode
 from headrace.telemetry.timing import Phases
@@ -74,7 +74,7 @@ class Run:
             self.weights = WeightStore(self.flat.size, capacity=self.topology.max_lag + 2)
             self.weights.publish(self.flat)
             replica = FlatParameters(copy.deepcopy(self.module))
-            self._replica, self._replica_module = Replica(replica), replica.module
+            self._replica = Replica(replica)
             inference = LocalInference(replica.module, self.observation_space, self.action_space, self.tile)
             with torch_threads(1):
                 inference.self_test()
@@ -84,6 +84,7 @@ class Run:
                 slabs_per_shard=1,
             )
             self.learner = Learner(self.flat, config.ppo, self._shuffling)
+            self._policy = self.learner.evaluator(replica.module)
         except BaseException:
             for env in envs:
                 env.close()
@@ -161,10 +162,10 @@ class Run:
         for one in taken:
             self.ring.release(one.lease)
 
-    def policy_of(self, version: int) -> Module:
+    def policy_of(self, version: int) -> Evaluator:
         """The policy with the weights of a version that is still kept; for reading, not for training."""
         self._replica.load(self.weights, version)
-        return self._replica_module
+        return self._policy
 
     def snapshot(self) -> Snapshot:
         """Everything the next update depends on, copied: the run may go on. Call it between updates."""

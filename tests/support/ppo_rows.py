@@ -52,6 +52,11 @@ def shaken(module: nn.Module, seed: int, scale: float = 1.0) -> nn.Module:
     return module
 
 
+def everyone(rows: Rows) -> Tensor:
+    """The index that picks every row."""
+    return torch.arange(len(rows.action))
+
+
 def random_rows(module: nn.Module, observation: str, count: int, seed: int, moved: float = 0.3) -> Rows:
     """A minibatch after some epochs: ratios off 1 by about `moved`, values off what they were."""
     rng = np.random.default_rng(seed)

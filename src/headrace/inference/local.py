@@ -9,13 +9,12 @@ Does not know where weights come from: it is handed a module and asked to load a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.inference.plain_mlp import PlainMlpAct, supports
@@ -33,9 +32,7 @@ class LocalInference:
         if tile < SMALLEST_TILE:
             raise UsageError(f"tile: expected at least {SMALLEST_TILE} rows, got {tile}; smaller batches change bits")
         self._policy = as_policy(module)
-        self._act_tile: Callable[[Tensor, Tensor | None], Tensor] = self._policy.act
-        if isinstance(module, MlpPolicy) and supports(module):
-            self._act_tile = PlainMlpAct(module, tile)
+        self._plain = PlainMlpAct(module) if isinstance(module, MlpPolicy) and supports(module) else None
         self._tile = tile
         self._action = action
         self._observation = observation
@@ -46,6 +43,9 @@ class LocalInference:
 
     def act(self, obs: Array, noise: Array | None, out: Array) -> None:
         """Write the policy's actions for B observations; without noise, its mode."""
+        if self._plain is not None:
+            out[...] = self._plain(obs, noise).reshape(out.shape)
+            return
         with torch.inference_mode():
             for start, stop in spans(len(obs), self._tile):
                 count = stop - start
@@ -54,7 +54,7 @@ class LocalInference:
                     self._noise[:count] = noise[start:stop]
                 if count < self._tile:
                     self._obs[count:] = obs[start]  # a real observation: zeros may lie outside the space
-                actions = self._act_tile(self._obs_tensor, None if noise is None else self._noise_tensor).numpy()
+                actions = self._policy.act(self._obs_tensor, None if noise is None else self._noise_tensor).numpy()
                 out[start:stop] = actions[:count].reshape(out[start:stop].shape)
 
     def self_test(self) -> None:
@@ -87,16 +87,15 @@ class LocalInference:
 
     def _numbers(self, obs: Array) -> Array:
         """What lies behind the actions of whole tiles: the head's outputs, or log-probabilities of fixed actions."""
+        if self._plain is not None:
+            return self._plain.forward(obs).copy()
         parts = []
         no_action = np.zeros((self._tile, *shape_of(self._action)), self._action.dtype)
         with torch.inference_mode():
             for start in range(0, len(obs), self._tile):
                 self._obs[:] = obs[start : start + self._tile]
                 tile = self._obs_tensor
-                if isinstance(self._act_tile, PlainMlpAct):
-                    parts.append(self._act_tile.forward(tile).numpy().copy())
-                else:
-                    parts.append(self._policy.evaluate(tile, torch.from_numpy(no_action)).log_prob.numpy().copy())
+                parts.append(self._policy.evaluate(tile, torch.from_numpy(no_action)).log_prob.numpy().copy())
         return np.concatenate(parts)
 
 

@@ -1,4 +1,4 @@
-"""Adam on one flat vector, in place.
+"""Adam on one flat vector, in place, in one compiled pass.
 
 The update of torch.optim.Adam, which tests hold this equal to. Written here because constructing torch's loads its
 compiler (two seconds of every start) and its bookkeeping costs more per step than the arithmetic of a small policy.
@@ -7,9 +7,16 @@ compiler (two seconds of every start) and its bookkeeping costs more per step th
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from headrace.policies.kernels import compiled, summing
+
+Array = npt.NDArray[Any]
 
 
 class Adam:
@@ -18,22 +25,24 @@ class Adam:
     def __init__(
         self, vector: Tensor, gradient: Tensor, eps: float = 1e-5, beta_1: float = 0.9, beta_2: float = 0.999
     ) -> None:
-        self._vector, self._gradient = vector, gradient
+        self._vector, self._gradient = vector.detach().numpy(), gradient.numpy()
         self._eps, self._beta_1, self._beta_2 = eps, beta_1, beta_2
         self._mean, self._square = torch.zeros_like(vector), torch.zeros_like(vector)
-        self._scale = torch.zeros_like(vector)  # scratch
+        self._moments = self._mean.numpy(), self._square.numpy()
         self._steps = 0
 
-    @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """One step against the gradient."""
+    def gradient_norm(self) -> float:
+        """The gradient's length."""
+        return math.sqrt(_sum_of_squares(self._gradient))
+
+    def step(self, learning_rate: float, scale: float = 1.0) -> None:
+        """One step against the gradient times `scale`."""
         self._steps += 1
-        self._mean.lerp_(self._gradient, 1 - self._beta_1)
-        self._square.mul_(self._beta_2).addcmul_(self._gradient, self._gradient, value=1 - self._beta_2)
         correction_1, correction_2 = 1 - self._beta_1**self._steps, 1 - self._beta_2**self._steps
         root = math.sqrt(correction_2)  # sqrt(v / c) + eps = (sqrt(v) + eps * sqrt(c)) / sqrt(c): one operation less
-        torch.sqrt(self._square, out=self._scale).add_(self._eps * root)
-        self._vector.addcdiv_(self._mean, self._scale, value=-learning_rate * root / correction_1)
+        step, eps = learning_rate * root / correction_1, self._eps * root
+        numbers = (scale, self._beta_1, self._beta_2, step, eps)
+        _step(self._vector, self._gradient, *self._moments, *(np.float32(number) for number in numbers))
 
     def tensors(self) -> dict[str, Tensor]:
         """The state by torch's names; empty before the first step."""
@@ -47,3 +56,24 @@ class Adam:
             self._mean.copy_(tensors["exp_avg"])
             self._square.copy_(tensors["exp_avg_sq"])
             self._steps = int(tensors["step"])
+
+
+@compiled
+def _step(
+    vector: Array, gradient: Array, mean: Array, square: Array,
+    scale: np.float32, beta_1: np.float32, beta_2: np.float32, step: np.float32, eps: np.float32,
+) -> None:  # fmt: skip
+    one = np.float32(1)
+    for i in range(len(vector)):
+        g = gradient[i] * scale
+        mean[i] += (one - beta_1) * (g - mean[i])
+        square[i] = beta_2 * square[i] + (one - beta_2) * g * g
+        vector[i] -= step * mean[i] / (np.sqrt(square[i]) + eps)
+
+
+@summing
+def _sum_of_squares(values: Array) -> float:
+    total = 0.0
+    for i in range(len(values)):
+        total += float(values[i]) * float(values[i])
+    return total

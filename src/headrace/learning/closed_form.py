@@ -1,16 +1,18 @@
 """The plain MLP's gradients, derived by hand: the fast path of `ppo.AutogradGradients`, proved equal to it by tests.
 
-    x -> two towers -> heads [P, n] -> dL/dheads in closed form (numpy) -> back through the towers -> flat gradient
+    x -> tower -> head, loss and dL/dhead in one compiled pass over the rows -> back through the tower -> flat gradient
 
-Small minibatches spend more time in autograd's bookkeeping than in arithmetic. So matrices go through torch into memory
-that is kept between calls, tanh is 2 * sigmoid(2x) - 1 with the first doubling done by the matrix product, and the
-loss, a few dozen operations on n numbers, is numpy: a call costs it a third of what it costs torch.
+First the actor, there and back, then the critic, in the same memory: what they touch stays in the cache. Small
+minibatches spend more time in autograd's bookkeeping than in arithmetic, and a loss of a few dozen operations on n
+numbers more on calls than on numbers. `evaluator` is the same forward pass for completion, so an update's first ratio
+is 1 to the last bits.
 Takes MlpPolicy with tanh or relu and Categorical or DiagonalGaussian actions; `supports` says so, everything else goes
 through autograd.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from headrace.learning.ppo import Coefficients, Rows, Terms
+from headrace.learning.towers import Memory, Tower
 from headrace.policies.distributions import HALF_LOG_2PI, Categorical, DiagonalGaussian
+from headrace.policies.kernels import compiled, head
 from headrace.policies.networks import MlpPolicy
+from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
 
 Array = npt.NDArray[Any]
-# Rows -> activations of the hidden layers, and what flows back to them. At most two sizes are kept.
-Memory = dict[int, tuple[list[Tensor], list[Tensor]]]
 
 
 def supports(module: nn.Module) -> bool:
@@ -40,162 +43,230 @@ class ClosedFormGradients:
         module = flat.module
         assert isinstance(module, MlpPolicy)
         self._encode = module.encode
-        memory: Memory = {}
-        self._actor = _Tower(module.actor, "actor", flat, module.activation, memory)
-        self._critic = _Tower(module.critic, "critic", flat, module.activation, memory)
+        memory = _memory(module)
+        self._actor, self._critic = (
+            Tower(
+                layers,
+                module.activation,
+                memory,
+                [
+                    (flat.gradients[f"{name}.{i}.weight"], flat.gradients[f"{name}.{i}.bias"])
+                    for i in range(len(layers))
+                ],
+            )
+            for name, layers in (("actor", module.actor), ("critic", module.critic))
+        )
         self._log_std = None if module.log_std is None else module.log_std.detach().numpy()
         self._d_log_std = None if module.log_std is None else flat.gradients["log_std"].numpy()
+        self._terms = np.zeros(8)
 
     @torch.no_grad()
-    def __call__(self, rows: Rows, c: Coefficients) -> Terms:
-        x = self._encode(rows.obs)
+    def __call__(self, rows: Rows, index: Tensor, c: Coefficients) -> Terms:
+        x = self._encode(rows.obs.index_select(0, index))
+        picked = index.numpy()
         action, old_log_prob, old_value, advantage, returns = (tensor.numpy() for tensor in rows[1:])
-        n = len(advantage)
-        if c.normalize_advantage and n > 1:
-            advantage = advantage - _mean(advantage)
-            advantage /= np.sqrt(np.add.reduce(np.square(advantage)) / (n - 1)) + 1e-8
+        advantage = _picked(advantage, picked, c.normalize_advantage)
+        actor, critic, terms = self._actor, self._critic, self._terms
 
-        # First the actor, there and back, then the critic, in the same memory: what they touch stays in the cache.
-        out = self._actor.forward(x)
-        head = self._categorical(out, action) if self._log_std is None else self._gaussian(out, action)
-        log_ratio = head.log_prob - old_log_prob
-        ratio = np.exp(log_ratio)
-        change = ratio - 1
-        gain = advantage * ratio
-        clipped = advantage * np.clip(ratio, 1 - c.clip_range, 1 + c.clip_range)
-        d_log_prob = np.where(gain > clipped, 0, gain) * (-1 / n)  # a clipped row has no gradient; a NaN stays one
-        self._actor.backward(head.backward(d_log_prob, -c.ent_coef / n))
+        hidden = actor.forward(x)
+        numbers = (picked, old_log_prob, advantage, c.clip_range, c.ent_coef)
+        places = (actor.head_weight, actor.head_bias, actor.d_hidden(), actor.d_head_weight, actor.d_head_bias, terms)
+        if self._log_std is None or self._d_log_std is None:
+            _categorical(hidden, action, *numbers, *places)
+        else:
+            _gaussian(hidden, action.reshape(len(action), -1), self._log_std, self._d_log_std, *numbers, *places)
+        actor.backward()
 
-        value = self._critic.forward(x)[0]
-        error = value - returns
-        d_value = error
-        if c.clip_range_vf is not None:
-            moved = value - old_value
-            error = old_value + np.clip(moved, -c.clip_range_vf, c.clip_range_vf) - returns
-            d_value = np.where(np.abs(moved) <= c.clip_range_vf, error, 0)
-        self._critic.backward((d_value * (2 * c.vf_coef / n))[None])
+        hidden = critic.forward(x)
+        clip_range_vf = math.inf if c.clip_range_vf is None else c.clip_range_vf
+        value_loss = _value(
+            hidden, picked, returns, old_value, clip_range_vf, c.vf_coef,
+            critic.head_weight, critic.head_bias, critic.d_hidden(), critic.d_head_weight, critic.d_head_bias,
+        )  # fmt: skip
+        critic.backward()
 
-        policy_loss = -_mean(np.minimum(gain, clipped))
-        value_loss, entropy_loss = _mean(np.square(error)), -_mean(head.entropy)
-        distance = np.abs(change)
-        return Terms(
-            policy_loss + c.ent_coef * entropy_loss + c.vf_coef * value_loss,
-            policy_loss,
-            value_loss,
-            entropy_loss,
-            _mean(change - log_ratio),
-            -_mean(log_ratio),
-            _mean(distance > c.clip_range),
-            float(distance.max()),
-        )
-
-    def _categorical(self, out: Array, action: Array) -> _CategoricalHead:
-        return _CategoricalHead(out, action)
-
-    def _gaussian(self, out: Array, action: Array) -> _GaussianHead:
-        assert self._log_std is not None
-        assert self._d_log_std is not None
-        return _GaussianHead(out, action.reshape(len(action), -1).T, self._log_std, self._d_log_std)
+        policy_loss, entropy_loss, *measures = terms[:6].tolist()
+        loss = policy_loss + c.ent_coef * entropy_loss + c.vf_coef * value_loss
+        return Terms(loss, policy_loss, value_loss, entropy_loss, *measures)
 
 
-class _CategoricalHead:
-    """log p(action) and the entropy from logits [P, n], and their gradients."""
+class ClosedFormEvaluator:
+    """Log-probabilities and values by the same forward pass that training takes. Reads parameters in place."""
 
-    def __init__(self, logits: Array, action: Array) -> None:
-        shifted = logits - logits.max(0)
-        e = np.exp(shifted)
-        total = np.add.reduce(e, 0)
-        self._log_p = shifted - np.log(total)
-        self._p = e / total
-        self._chosen = (action, np.arange(len(action)))
-        self.log_prob = self._log_p[self._chosen]
-        self.entropy = -np.add.reduce(self._p * self._log_p, 0)
+    def __init__(self, module: MlpPolicy) -> None:
+        self._encode = module.encode
+        self._distribution = module.distribution
+        memory = _memory(module)
+        self._actor, self._critic = (Tower(t, module.activation, memory) for t in (module.actor, module.critic))
+        self._log_std = module.log_std
 
-    def backward(self, d_log_prob: Array, d_entropy: float) -> Array:
-        """dL/dlogits: d log p(a) = onehot(a) - p, dH = -p (log p + H)."""
-        d: Array = self._p * -d_log_prob
-        d[self._chosen] += d_log_prob
-        if d_entropy:
-            d -= d_entropy * self._p * (self._log_p + self.entropy)
-        return d
+    def evaluate(self, obs: Tensor, actions: Tensor) -> Evaluation:
+        """As the policy's own."""
+        x = self._encode(obs)
+        params = _headed(self._actor, x)
+        if self._log_std is not None:
+            params = torch.cat([params, self._log_std.expand_as(params)], -1)
+        log_prob, entropy = self._distribution.evaluate(params, actions)
+        return Evaluation(log_prob, entropy, _headed(self._critic, x).squeeze(-1))
 
-
-class _GaussianHead:
-    """log p(action) and the entropy from means [P, n] and log_std [P], and their gradients."""
-
-    def __init__(self, mean: Array, action: Array, log_std: Array, d_log_std: Array) -> None:
-        self._inverse_std = np.exp(-log_std)[:, None]
-        self._scaled = (action - mean) * self._inverse_std
-        self._d_log_std = d_log_std
-        self.log_prob = -0.5 * np.add.reduce(np.square(self._scaled), 0) - np.add.reduce(log_std + HALF_LOG_2PI)
-        self.entropy = np.broadcast_to(np.add.reduce(log_std + (0.5 + HALF_LOG_2PI)), action.shape[1:])
-
-    def backward(self, d_log_prob: Array, d_entropy: float) -> Array:
-        """dL/dmean; dL/dlog_std goes straight into the flat gradient."""
-        d_log_std = np.add.reduce(d_log_prob * (np.square(self._scaled) - 1), 1)
-        self._d_log_std[:] = d_log_std + d_entropy * len(d_log_prob)
-        d_mean: Array = d_log_prob * self._scaled * self._inverse_std
-        return d_mean
+    def value(self, obs: Tensor) -> Tensor:
+        """As the policy's own."""
+        return _headed(self._critic, self._encode(obs)).squeeze(-1)
 
 
-class _Tower:
-    """One MLP: forward keeps its activations, backward turns dL/dhead into the flat gradient's views."""
-
-    def __init__(self, layers: nn.ModuleList, name: str, flat: FlatParameters, activation: str, memory: Memory) -> None:
-        *hidden, head = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        self._weights: list[Tensor] = [layer.weight.data for layer in hidden]
-        self._biases: list[Tensor] = [layer.bias.data for layer in hidden]
-        self._head_weight, self._head_bias = head.weight.data, head.bias.data.unsqueeze(1)
-        self._d_weights = [flat.gradients[f"{name}.{i}.weight"] for i in range(len(layers))]
-        self._d_biases = [flat.gradients[f"{name}.{i}.bias"] for i in range(len(layers))]
-        self._is_tanh = activation == "tanh"
-        self._memory = memory
-        self._inputs: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Array:
-        """The head's output [P, n]; activations are kept for backward."""
-        n = len(x)
-        if n not in self._memory:
-            if len(self._memory) > 1:  # sources that skip rows make last minibatches of every size
-                self._memory.clear()
-            widths = [len(bias) for bias in self._biases]
-            self._memory[n] = ([torch.empty(n, width) for width in widths], [torch.empty(n, width) for width in widths])
-        hidden, _ = self._memory[n]
-        self._inputs = [x, *hidden]
-        scale = 2.0 if self._is_tanh else 1.0
-        for weight, bias, before, out in zip(self._weights, self._biases, self._inputs, hidden, strict=False):
-            torch.addmm(bias, before, weight.t(), beta=scale, alpha=scale, out=out)
-            if self._is_tanh:
-                torch.add(_MINUS_ONE, out.sigmoid_(), alpha=2.0, out=out)
-            else:
-                out.relu_()
-        output: Array = torch.addmm(self._head_bias, self._head_weight, self._inputs[-1].t()).numpy()
-        return output
-
-    def backward(self, d_head: Array) -> None:
-        """Fill the gradients of every layer from dL/dhead [P, n]."""
-        d_out = torch.from_numpy(np.ascontiguousarray(d_head, np.float32))
-        torch.mm(d_out, self._inputs[-1], out=self._d_weights[-1])
-        torch.sum(d_out, 1, out=self._d_biases[-1])
-        if not self._weights:
-            return
-        _, scratch = self._memory[d_out.shape[1]]
-        d_in = torch.mm(d_out.t(), self._head_weight, out=scratch[-1])
-        for i in range(len(self._weights) - 1, -1, -1):
-            if self._is_tanh:
-                d_out = torch.ops.aten.tanh_backward.grad_input(d_in, self._inputs[i + 1], grad_input=d_in)
-            else:
-                d_out = torch.ops.aten.threshold_backward.grad_input(d_in, self._inputs[i + 1], 0, grad_input=d_in)
-            torch.sum(d_out, 0, out=self._d_biases[i])
-            if i > 0:
-                torch.mm(d_out.t(), self._inputs[i], out=self._d_weights[i])
-                d_in = torch.mm(d_out, self._weights[i], out=scratch[i - 1])
-            else:  # few columns: this order of the product is several times faster
-                self._d_weights[0].copy_(torch.mm(self._inputs[0].t(), d_out).t())
+def _memory(module: MlpPolicy) -> Memory:
+    return Memory([layer.out_features for layer in list(module.actor)[:-1] if isinstance(layer, nn.Linear)])
 
 
-_MINUS_ONE = torch.tensor(-1.0)
+def _headed(tower: Tower, x: Tensor) -> Tensor:
+    hidden = tower.forward(x)
+    out = torch.empty(len(x), len(tower.head_bias))
+    head(hidden, tower.head_weight, tower.head_bias, out.numpy())
+    return out
 
 
-def _mean(values: Array) -> float:
-    return float(np.add.reduce(values) / len(values))
+@compiled
+def _picked(advantage: Array, index: Array, normalize: bool) -> Array:
+    """The minibatch's advantages, with zero mean and unit variance if asked for; a single row stays as it is."""
+    n = len(index)
+    out = np.empty(n, np.float32)
+    total = 0.0
+    for r in range(n):
+        out[r] = advantage[index[r]]
+        total += out[r]
+    if normalize and n > 1:
+        mean, squares = total / n, 0.0
+        for r in range(n):
+            squares += (out[r] - mean) ** 2
+        scale = 1 / (math.sqrt(squares / (n - 1)) + 1e-8)
+        for r in range(n):
+            out[r] = (out[r] - mean) * scale
+    return out
+
+
+@compiled
+def _surrogate(log_prob: float, old: float, advantage: float, clip_range: float, terms: Array) -> float:
+    """One row's clipped gain into the sums of `terms`; returns dgain/dlog_prob: 0 where clipped, NaN where NaN."""
+    log_ratio = log_prob - old
+    ratio = np.exp(log_ratio)
+    gain = advantage * ratio
+    clipped = advantage * min(max(ratio, 1 - clip_range), 1 + clip_range)
+    change = ratio - 1
+    terms[0] -= min(gain, clipped) if clipped == clipped else gain
+    terms[2] += change - log_ratio
+    terms[3] -= log_ratio
+    terms[4] += abs(change) > clip_range
+    terms[5] = max(terms[5], abs(change))
+    return 0.0 if gain > clipped else gain
+
+
+@compiled
+def _back_through_head(r: int, d: Array, hidden: Array, weight: Array, d_hidden: Array, d_weight: Array) -> None:
+    """One row's dL/dhead [P] into dL/dhidden and the head's gradient."""
+    if len(d_hidden):
+        d_hidden[r] = 0
+    for i in range(len(d)):
+        d_i = d[i]
+        for k in range(hidden.shape[1]):
+            d_weight[i, k] += d_i * hidden[r, k]
+        if len(d_hidden):
+            for k in range(hidden.shape[1]):
+                d_hidden[r, k] += d_i * weight[i, k]
+
+
+@compiled
+def _categorical(
+    hidden: Array, action: Array, index: Array, old_log_prob: Array, advantage: Array, clip_range: float,
+    ent_coef: float, weight: Array, bias: Array, d_hidden: Array, d_weight: Array, d_bias: Array, terms: Array,
+) -> None:  # fmt: skip
+    """d log p(a) = onehot(a) - p and dH = -p (log p + H), row by row from the hidden activations."""
+    n, choices = len(index), len(bias)
+    logits = np.empty((n, choices), np.float32)
+    head(hidden, weight, bias, logits)
+    log_p, p = np.empty(choices), np.empty(choices)
+    d = np.empty(choices, np.float32)
+    d_weight[:] = 0
+    d_bias[:] = 0
+    terms[:] = 0
+    for r in range(n):
+        largest = logits[r, 0]
+        for i in range(1, choices):
+            largest = max(largest, logits[r, i])
+        total = 0.0
+        for i in range(choices):
+            p[i] = np.exp(logits[r, i] - largest)
+            total += p[i]
+        log_total, entropy = np.log(total), 0.0
+        for i in range(choices):
+            p[i] /= total
+            log_p[i] = logits[r, i] - largest - log_total
+            entropy -= p[i] * log_p[i]
+        chosen = action[index[r]]
+        gain = _surrogate(log_p[chosen], old_log_prob[index[r]], advantage[r], clip_range, terms)
+        terms[1] -= entropy
+        for i in range(choices):
+            onehot = 1.0 if i == chosen else 0.0
+            d[i] = (gain * (p[i] - onehot) + ent_coef * p[i] * (log_p[i] + entropy)) / n
+            d_bias[i] += d[i]
+        _back_through_head(r, d, hidden, weight, d_hidden, d_weight)
+    terms[:5] /= n
+
+
+@compiled
+def _gaussian(
+    hidden: Array, action: Array, log_std: Array, d_log_std: Array, index: Array, old_log_prob: Array,
+    advantage: Array, clip_range: float, ent_coef: float, weight: Array, bias: Array, d_hidden: Array,
+    d_weight: Array, d_bias: Array, terms: Array,
+) -> None:  # fmt: skip
+    """d log p(a) = (a - mean) / std² by the mean and ((a - mean) / std)² - 1 by log_std; the entropy is in log_std."""
+    n, size = len(index), len(bias)
+    means = np.empty((n, size), np.float32)
+    head(hidden, weight, bias, means)
+    scaled, inverse_std = np.empty(size), np.exp(-log_std.astype(np.float64))
+    d, sums = np.empty(size, np.float32), np.zeros(size)
+    constant = (log_std.astype(np.float64) + HALF_LOG_2PI).sum()
+    d_weight[:] = 0
+    d_bias[:] = 0
+    terms[:] = 0
+    for r in range(n):
+        squares = 0.0
+        for i in range(size):
+            scaled[i] = (action[index[r], i] - means[r, i]) * inverse_std[i]
+            squares += scaled[i] * scaled[i]
+        gain = _surrogate(-0.5 * squares - constant, old_log_prob[index[r]], advantage[r], clip_range, terms)
+        for i in range(size):
+            d[i] = -gain * scaled[i] * inverse_std[i] / n
+            d_bias[i] += d[i]
+            sums[i] -= gain * (scaled[i] * scaled[i] - 1)
+        _back_through_head(r, d, hidden, weight, d_hidden, d_weight)
+    for i in range(size):
+        d_log_std[i] = sums[i] / n - ent_coef
+    terms[:5] /= n
+    terms[1] = -(constant + 0.5 * size)
+
+
+@compiled
+def _value(
+    hidden: Array, index: Array, returns: Array, old_value: Array, clip_range_vf: float, vf_coef: float,
+    weight: Array, bias: Array, d_hidden: Array, d_weight: Array, d_bias: Array,
+) -> float:  # fmt: skip
+    """SB3's value loss (no factor one half); a value that moved too far counts as clipped and has no gradient."""
+    n = len(index)
+    values = np.empty((n, 1), np.float32)
+    head(hidden, weight, bias, values)
+    d = np.empty(1, np.float32)
+    d_weight[:] = 0
+    d_bias[:] = 0
+    total = 0.0
+    for r in range(n):
+        value, old = values[r, 0], old_value[index[r]]
+        moved = value - old
+        is_clipped = abs(moved) > clip_range_vf
+        if is_clipped:
+            value = old + min(max(moved, -clip_range_vf), clip_range_vf)
+        error = value - returns[index[r]]
+        total += error * error
+        d[0] = 0.0 if is_clipped else 2 * vf_coef * error / n
+        d_bias[0] += d[0]
+        _back_through_head(r, d, hidden, weight, d_hidden, d_weight)
+    return total / n

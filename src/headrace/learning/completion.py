@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headrace.errors import NumericsError
 from headrace.learning.batch import Array, Batch
-from headrace.policies.networks import as_policy
+from headrace.policies.policy import Evaluator
 from headrace.policies.tiles import SMALLEST_TILE, spans
 
 _CHUNK_BYTES = 64 * 2**20  # of observations at once: bounds the memory a CNN's activations take
 
 
-def complete(batch: Batch, module: nn.Module) -> None:
-    """Fill the completed fields of a batch; `module` holds the weights of the version that acted."""
-    policy = as_policy(module)
+def complete(batch: Batch, policy: Evaluator) -> None:
+    """Fill the completed fields of a batch; `policy` holds the weights of the version that acted."""
     n_rows = batch.n_steps * batch.n_envs
     obs = torch.from_numpy(batch.obs.reshape(n_rows, *batch.obs.shape[2:]))
     actions = torch.from_numpy(batch.action.reshape(n_rows, *batch.action.shape[2:]))

@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace.errors import NumericsError, UsageError
 from headrace.learning.adam import Adam
 from headrace.learning.advantages import gae
 from headrace.learning.batch import Batch
-from headrace.learning.closed_form import ClosedFormGradients, supports
+from headrace.learning.closed_form import ClosedFormEvaluator, ClosedFormGradients, supports
 from headrace.learning.config import PpoConfig, schedule
 from headrace.learning.minibatches import minibatches
 from headrace.learning.ppo import AutogradGradients, Coefficients, Gradients, Rows, Terms
+from headrace.policies.networks import MlpPolicy, as_policy
+from headrace.policies.policy import Evaluator
 from headrace.weights.flat import FlatParameters
 
 Generator = Callable[[int], np.random.Generator]  # update number -> the generator of its shuffling
@@ -46,6 +48,12 @@ class Learner:
     def gradients_name(self) -> str:
         """How gradients are computed, for people."""
         return "closed form" if isinstance(self._gradients, ClosedFormGradients) else "autograd"
+
+    def evaluator(self, module: nn.Module) -> Evaluator:
+        """How a replica's log-probabilities are computed: as this learner does it, so that the first ratio is 1."""
+        if isinstance(module, MlpPolicy) and isinstance(self._gradients, ClosedFormGradients):
+            return ClosedFormEvaluator(module)
+        return as_policy(module)
 
     def advantages(self, batch: Batch) -> tuple[Any, Any]:
         """Advantages and returns of a completed batch."""
@@ -88,9 +96,7 @@ class Learner:
         self._flat.module.train()
         for _ in range(config.n_epochs):
             for indices in minibatches(valid, config.batch_size, generator):
-                index = torch.from_numpy(indices)
-                rows = Rows(*(tensor.index_select(0, index) for tensor in everything))
-                terms = self._gradients(rows, coefficients)
+                terms = self._gradients(everything, torch.from_numpy(indices), coefficients)
                 seen.append(terms)
                 if config.target_kl is not None and terms.approx_kl > 1.5 * config.target_kl:
                     stopped = True
@@ -117,16 +123,14 @@ class Learner:
         self._adam.restore(tensors)
 
     def _step(self, learning_rate: float) -> float:
-        gradient = self._flat.gradient
-        norm = float(torch.linalg.vector_norm(gradient))
+        norm = self._adam.gradient_norm()
         if not np.isfinite(norm):
             raise NumericsError(
                 f"the gradient is not finite (norm {norm}) after {self.minibatches_done} minibatches; the parameters "
                 f"are untouched. Lower learning_rate or check the scale of rewards and observations"
             )
-        if norm > self._config.max_grad_norm:
-            gradient.mul_(self._config.max_grad_norm / (norm + 1e-6))
-        self._adam.step(learning_rate)
+        limit = self._config.max_grad_norm
+        self._adam.step(learning_rate, limit / (norm + 1e-6) if norm > limit else 1.0)
         return norm
 
 

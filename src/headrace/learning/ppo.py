@@ -19,7 +19,7 @@ from headrace.weights.flat import FlatParameters
 
 
 class Rows(NamedTuple):
-    """A minibatch: what acting and completion left behind, and what advantages made of it."""
+    """What acting and completion left behind, and what advantages made of it: a whole batch, or a minibatch of it."""
 
     obs: Tensor
     action: Tensor
@@ -53,9 +53,9 @@ class Terms(NamedTuple):
 
 
 class Gradients(Protocol):
-    """Fills the flat gradient for one minibatch."""
+    """Fills the flat gradient for one minibatch: the rows that `index` picks."""
 
-    def __call__(self, rows: Rows, coefficients: Coefficients, /) -> Terms: ...
+    def __call__(self, rows: Rows, index: Tensor, coefficients: Coefficients, /) -> Terms: ...
 
 
 def normalized(advantage: Tensor) -> Tensor:
@@ -97,8 +97,9 @@ class AutogradGradients:
         self._flat = flat
         self._policy = as_policy(flat.module)
 
-    def __call__(self, rows: Rows, coefficients: Coefficients) -> Terms:
+    def __call__(self, rows: Rows, index: Tensor, coefficients: Coefficients) -> Terms:
         self._flat.gradient.zero_()
+        rows = Rows(*(tensor.index_select(0, index) for tensor in rows))
         loss, terms = ppo_loss(self._policy.evaluate(rows.obs, rows.action), rows, coefficients)
         loss.backward()
         return terms

@@ -33,6 +33,14 @@ class Evaluation(NamedTuple):
     value: Tensor
 
 
+class Evaluator(Protocol):
+    """The half of a policy that completion asks."""
+
+    def evaluate(self, obs: Tensor, actions: Tensor) -> Evaluation: ...
+
+    def value(self, obs: Tensor) -> Tensor: ...
+
+
 @runtime_checkable
 class Policy(Protocol):
     """See the module docstring. An implementation is also a torch.nn.Module."""

@@ -19,7 +19,7 @@ from headrace.learning.ppo import AutogradGradients, Coefficients, Rows, Terms
 from headrace.policies.config import PolicyConfig
 from headrace.weights.flat import FlatParameters
 from support.bit_envs import ACTIONS
-from support.ppo_rows import completed_batch, random_rows, shaken, spaces_named
+from support.ppo_rows import completed_batch, everyone, random_rows, shaken, spaces_named
 from support.toy_policies import SubclassedMlp, mlp_policy, own_policy
 
 
@@ -73,7 +73,7 @@ def test_gradients_and_terms_are_autograds(
     c = Coefficients(clip_range, clip_range_vf, ent_coef, vf_coef, normalize_advantage)
     for i, count in enumerate(counts):
         rows = random_rows(module, observation, count, seed + i, moved)
-        assert_same_gradients(ours, autograd, closed(rows, c), reference(rows, c))
+        assert_same_gradients(ours, autograd, closed(rows, everyone(rows), c), reference(rows, everyone(rows), c))
 
 
 def test_a_wrong_gradient_is_noticed() -> None:
@@ -81,7 +81,10 @@ def test_a_wrong_gradient_is_noticed() -> None:
     module = shaken(mlp_policy(*spaces_named("vector", "box")), 0)
     ours, autograd = both(module)
     rows, c = random_rows(module, "vector", 64, 1), Coefficients(0.2, None, 0.01, 0.5, True)
-    terms, want = ClosedFormGradients(ours)(rows, c), AutogradGradients(autograd)(rows, c)
+    terms, want = (
+        ClosedFormGradients(ours)(rows, everyone(rows), c),
+        AutogradGradients(autograd)(rows, everyone(rows), c),
+    )
     assert_same_gradients(ours, autograd, terms, want)
     for name in ours.gradients:
         entry = ours.gradients[name].abs().argmax()
@@ -135,5 +138,5 @@ def test_rows_are_not_written_to() -> None:
     module = shaken(mlp_policy(*spaces_named("vector", "discrete")), 0)
     rows = random_rows(module, "vector", 64, 1)
     kept = Rows(*(tensor.clone() for tensor in rows))
-    ClosedFormGradients(FlatParameters(module))(rows, Coefficients(0.2, 0.2, 0.01, 0.5, True))
+    ClosedFormGradients(FlatParameters(module))(rows, everyone(rows), Coefficients(0.2, 0.2, 0.01, 0.5, True))
     assert all(torch.equal(a, b) for a, b in zip(rows, kept, strict=True))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.learning.ppo import AutogradGradients, Coefficients, Rows, Terms, normalized, ppo_loss
 from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
-from support.ppo_rows import random_rows, sb3_terms, shaken, spaces_named
+from support.ppo_rows import everyone, random_rows, sb3_terms, shaken, spaces_named
 from support.toy_policies import mlp_policy
 
 coefficients = st.builds(
@@ -86,7 +86,7 @@ def test_gradient_is_the_slope_of_the_loss(activation: str, action: str, clip_ra
     flat = FlatParameters(module)
     rows = random_rows(module, "vector", 33, seed=2)
     c = Coefficients(0.2, clip_range_vf, 0.05, 0.5, True)
-    terms = AutogradGradients(flat)(rows, c)
+    terms = AutogradGradients(flat)(rows, everyone(rows), c)
     names = [name for name, _ in module.named_parameters()]
     shapes = [parameter.shape for parameter in module.parameters()]
     start = flat.vector.numpy().astype(np.float64)
