@@ -32,11 +32,13 @@ from headrace.errors import HeadraceError, SchemaError, UsageError
 from headrace.evaluation.evaluate import Evaluated, evaluate
 from headrace.inference.local import LocalInference
 from headrace.inference.threads import torch_threads
+from headrace.launch.schedule import Schedule
 from headrace.launch.shard import ShardPlan, build_envs, build_noise
-from headrace.launch.topology import TopologyConfig
+from headrace.launch.topology import Topology, TopologyConfig
 from headrace.learning.batch import Batch, assemble, write_back
 from headrace.learning.completion import complete
-from headrace.learning.config import PpoConfig, Schedule
+from headrace.learning.config import PpoConfig
+from headrace.learning.config import Schedule as Coefficient
 from headrace.memory.ring import Taken
 from headrace.memory.spaces import shape_of
 from headrace.policies.config import PolicyConfig
@@ -66,16 +68,16 @@ class PPO:
         self,
         policy: str | Module,
         env: EnvSource | EnvSpec,
-        learning_rate: Schedule = 3e-4,
+        learning_rate: Coefficient = 3e-4,
         n_steps: int = 2048,
         batch_size: int = 64,
         n_epochs: int = 10,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
-        clip_range: Schedule = 0.2,
+        clip_range: Coefficient = 0.2,
         clip_range_vf: float | None = None,
         normalize_advantage: bool = True,
-        ent_coef: Schedule = 0.0,
+        ent_coef: Coefficient = 0.0,
         vf_coef: float = 0.5,
         max_grad_norm: float = 0.5,
         target_kl: float | None = None,
@@ -87,11 +89,17 @@ class PPO:
         policy_kwargs: Mapping[str, Any] | None = None,
         gradients: str = "auto",
         learner_threads: int = 1,
+        late: str = "reject",
+        late_clip: float = 1.0,
         topology: str = "auto",
         workers: int | str = "auto",
         inference: str = "auto",
         max_lag: int = 0,
         shards: int = 0,
+        start_method: str = "forkserver",
+        pick_up_rows: int = -1,
+        publish_every: int | str = 1,
+        batch: str = "every_shard",
         seed: int | None = None,
         verbose: int = 0,
     ) -> None:
@@ -111,22 +119,41 @@ class PPO:
             "target_kl": target_kl,
             "gradients": gradients,
             "learner_threads": learner_threads,
+            "late": late,
+            "late_clip": late_clip,
         }
         config = RunConfig(
             env=_env_spec(env, env_kwargs, wrappers, action_repeat),
             seed=_seed(seed),
             policy=_policy_config(policy, policy_kwargs),
             ppo=PpoConfig(**options),
-            topology=TopologyConfig(n_envs, topology, str(workers), inference, max_lag, shards),
+            topology=TopologyConfig(
+                n_envs,
+                topology,
+                str(workers),
+                inference,
+                max_lag,
+                shards,
+                start_method,
+                pick_up_rows,
+                str(publish_every),
+                batch,
+            ),
         )
         self._run = Run(config, None if isinstance(policy, str) else copy.deepcopy(policy))
         self._verbose = verbose
 
     @classmethod
-    def from_config(cls, config: RunConfig, module: Module | None = None) -> Self:
-        """A model from a whole configuration, as the command line and checkpoints have it."""
+    def from_config(
+        cls, config: RunConfig, module: Module | None = None, schedule: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """A model from a whole configuration, as the command line and checkpoints have it.
+
+        With the schedule.jsonl of an asynchronous run it replays that run inline, to the same bits.
+        """
         model = cls.__new__(cls)
-        model._run = Run(config, None if module is None else copy.deepcopy(module))
+        recorded = None if schedule is None else Schedule.read(Path(schedule), config.ppo.n_steps)
+        model._run = Run(config, None if module is None else copy.deepcopy(module), recorded)
         return model
 
     def plan(self) -> str:
@@ -221,17 +248,25 @@ class PPO:
         env: EnvSource | EnvSpec | None = None,
         policy: Module | None = None,
         weights_only: bool = False,
+        topology: str | None = None,
+        workers: int | str | None = None,
         **schedules: Any,
     ) -> Self:
         """A model from `save`, a checkpoint or a run directory, ready to go on learning bit for bit.
 
         With `weights_only` it is for predicting and evaluating: live episodes are not replayed, learning starts anew.
-        Functions can't be saved: pass the environment, the policy's module or a schedule again if it was one.
+        `topology` and `workers` place its actors elsewhere than the saved run's, which changes no bit of a synchronous
+        run. Functions can't be saved: pass the environment, the policy's module or a schedule again if it was one.
         """
         _, snapshot, damaged = find_latest(Path(path))
         for line in damaged:
             warnings.warn(line, stacklevel=2)
-        return cls.from_snapshot(snapshot, env, policy, weights_only, **schedules)
+        place = None
+        if topology is not None or workers is not None:
+            saved = TopologyConfig(**snapshot.state["config"]["topology"])
+            asked = str(workers) if workers is not None else "auto"
+            place = replace(saved, topology=topology or saved.topology, workers=asked, shards=0)
+        return cls.from_snapshot(snapshot, env, policy, weights_only, place, **schedules)
 
     @classmethod
     def from_snapshot(
@@ -240,11 +275,13 @@ class PPO:
         env: EnvSource | EnvSpec | None = None,
         policy: Module | None = None,
         weights_only: bool = False,
+        topology: TopologyConfig | None = None,
         **schedules: Any,
     ) -> Self:
-        """The same, from a snapshot that is already in memory."""
+        """The same, from a snapshot that is already in memory; `topology` may place the actors elsewhere."""
         spec = env if isinstance(env, EnvSpec) or env is None else _with_env(snapshot.state["config"]["env"], env)
         config = decode(snapshot.state["config"], spec, **schedules)
+        config = config if topology is None else replace(config, topology=topology)
         if policy is None and config.policy.policy not in ("MlpPolicy", "CnnPolicy", "auto"):
             raise UsageError(
                 f"the run's policy was a module of its own ({config.policy.policy}); pass policy=... again"
@@ -283,7 +320,7 @@ class PPO:
         """Back to the last commit, by replay, with fresh environments and the same module."""
         run, snapshot = self._run, self._snapshot()
         run.close()
-        fresh = Run(run.config, run.module)
+        fresh = Run(run.config, run.module, run.schedule)
         try:
             fresh.restore(snapshot)
         except BaseException:
@@ -330,13 +367,17 @@ class Collector:
         inference: str = "auto",
         max_lag: int = 0,
         shards: int = 0,
+        start_method: str = "forkserver",
+        pick_up_rows: int = -1,
     ) -> None:
         config = RunConfig(
             env=_env_spec(env, env_kwargs, wrappers, action_repeat),
             seed=_seed(seed),
             policy=_policy_config(policy, None),
             ppo=PpoConfig(n_steps=n_steps),
-            topology=TopologyConfig(n_envs, topology, str(workers), inference, max_lag, shards),
+            topology=TopologyConfig(
+                n_envs, topology, str(workers), inference, max_lag, shards, start_method, pick_up_rows
+            ),
         )
         self._run = Run(config, None if isinstance(policy, str) else copy.deepcopy(policy))
         self._is_torn = False  # a rollout was broken off: the environments are ahead of the books
@@ -361,7 +402,7 @@ class Collector:
             raise UsageError("this collector was closed; make another one")
         self._give_back()
         if not self._is_published:  # nothing new: the same weights are the next version
-            run.weights.publish(run.flat)
+            run.publish()
         if self._is_torn:
             raise UsageError("the last rollout was broken off in the middle; make another collector")
         self._is_torn = True
@@ -370,7 +411,7 @@ class Collector:
             self._is_published = self._is_torn = False
             slabs = [one.slab for one in self._taken]
             batch = assemble(slabs)
-            complete(batch, run.policy_of(int(batch.version.min())))
+            complete(batch, run.policy_of)
             write_back(batch, slabs)
         return batch
 
@@ -382,7 +423,7 @@ class Collector:
         except RuntimeError as error:
             raise SchemaError(f"publish: expected the parameters of the policy that acts: {error}") from error
         self._is_published = True
-        return run.weights.publish(run.flat)
+        return run.publish()
 
     def close(self) -> None:
         """Close the environments; the last batch counts as consumed."""
@@ -398,10 +439,10 @@ class Collector:
     @property
     def ledger(self) -> dict[str, Any]:
         """Where every step went; the batch in hand is produced, and not yet consumed."""
-        return self._run.ledger.encode()
+        return self._run.books.ledger.encode()
 
     def _give_back(self) -> None:
-        self._run.ledger.consume(sum(int(one.slab.valid.sum()) for one in self._taken))
+        self._run.books.ledger.consume(sum(int(one.slab.valid.sum()) for one in self._taken))
         self._run.release(self._taken)
         self._taken = []
 
@@ -485,7 +526,8 @@ def facts(run: Run) -> dict[str, str]:
     return {
         "environment": f"{config.env.name} x {config.topology.n_envs}, {type(run.observation_space).__name__} -> "
         f"{type(run.action_space).__name__}",
-        "topology": f"{topology.topology}, {len(topology.shards)} shard{'s'[: len(topology.shards) > 1]}, "
+        "topology": f"{topology.topology}{_workers(topology)}, "
+        f"{len(topology.shards)} shard{'s'[: len(topology.shards) > 1]}, "
         f"max_lag {topology.max_lag}, inference {topology.inference}",
         "policy": f"{type(run.module).__name__}, {run.flat.vector.numel():,} parameters, tiles of {run.tile}",
         "rollout": f"{config.ppo.n_steps} x {config.topology.n_envs} = {rollout:,} steps, "
@@ -493,6 +535,10 @@ def facts(run: Run) -> dict[str, str]:
         "gradients": run.learner.gradients_name,
         "seed": str(config.seed),
     }
+
+
+def _workers(topology: Topology) -> str:
+    return "" if topology.topology == "inline" else f" with {topology.workers} worker{'s'[: topology.workers > 1]}"
 
 
 def _borrowed(env: gym.Env[Any, Any], plan: ShardPlan) -> VectorEnv:

@@ -35,6 +35,7 @@ from headrace.clock import now_s
 from headrace.episodes.statistics import Finished
 from headrace.errors import HeadraceError
 from headrace.evaluation.evaluate import Evaluated
+from headrace.launch.schedule import SlabUse
 from headrace.run_config import SessionConfig
 from headrace.telemetry.sinks import JsonlSink, Record, Sinks, TensorBoardSink
 from headrace.train import Run
@@ -121,6 +122,7 @@ class Session:
         with ExitStack() as stack:
             sinks = stack.enter_context(self._open_sinks())
             episodes = stack.enter_context(self._open_episodes())
+            schedule = stack.enter_context(self._open_schedule())
             if self._view is not None:
                 stack.enter_context(self._view)
             run.phases.split()
@@ -129,6 +131,7 @@ class Session:
                     raise Interrupted
                 record, finished = run.update(config.total_timesteps)
                 episodes(finished)
+                schedule(run.last_schedule)
                 record |= self._evaluate_if_due()
                 record |= self._timed(started)
                 sinks.write(record)
@@ -205,8 +208,8 @@ class Session:
     def _end(self, reason: str, code: int, started: float, keep: bool) -> Result:
         run = self._run
         wall_time_s = now_s() - started
-        means = run.statistics.means()
-        ledger = run.ledger.encode()
+        means = run.books.statistics.means()
+        ledger = run.books.ledger.encode()
         del ledger["sequences"]
         result = Result(
             exit_reason=reason,
@@ -216,9 +219,9 @@ class Session:
             sps=(run.steps - self._first_step) / wall_time_s if wall_time_s else 0.0,
             mean_return=means[0] if means else None,
             eval_mean_reward=self._evaluations[-1][1].mean_reward if self._evaluations else None,
-            episodes=run.statistics.finished,
+            episodes=run.books.statistics.finished,
             ledger=ledger,
-            restarts=0,
+            restarts=run.restarts,
             wall_time_s=wall_time_s,
             **run.hashes(),
         )
@@ -278,6 +281,26 @@ class Session:
                     file.flush()
                 except OSError as error:
                     logger.warning("%d episodes could not be kept, training goes on: %s", len(finished), error)
+
+            yield write
+
+    @contextmanager
+    def _open_schedule(self) -> Iterator[Callable[[list[SlabUse]], None]]:
+        """An asynchronous run's schedule.jsonl, a line an update: what it takes to get its bits again."""
+        if self._dir is None or not self._run.topology.max_lag:
+            yield lambda uses: None
+            return
+        path = self._dir / "schedule.jsonl"
+        kept = path.read_text().splitlines(keepends=True)[: self._run.updates] if path.exists() else []
+        path.write_text("".join(kept))
+        with path.open("a") as file:
+
+            def write(uses: list[SlabUse]) -> None:
+                try:
+                    file.write(json.dumps([use.encode() for use in uses]) + "\n")
+                    file.flush()
+                except OSError as error:
+                    logger.warning("the schedule could not be kept, training goes on: %s", error)
 
             yield write
 

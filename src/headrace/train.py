@@ -4,40 +4,45 @@
                   ^                                                             │
                   └──────────────────── acts with version v ────────────────────┘
 
-`Run` holds the parts of one run and `Run.update` is the whole loop, in the order the data moves. Everything that makes
-a run what it is between two updates is in `Run.snapshot`; `Run.restore` goes on from it bit for bit.
-Does not know files, views, command lines or signals: that is `session`.
+`Run` holds the parts of one run and `Run.update` is the whole loop, in the order the data moves. Wherever actors run,
+the reader's side is the same: `collect` hands out leases, waits, takes what was committed, and enters in the books
+what joins a batch.
+Everything that makes a run what it is between two updates is in `Run.snapshot`; `Run.restore` goes on from it bit for
+bit. Does not know files, views, command lines or signals: that is `session`.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from headrace.checkpoints.snapshot import Snapshot
-from headrace.clock import now_ns
+from headrace.clock import now_ns, now_s
 from headrace.envs.actions import sender
 from headrace.envs.seeds import Purpose, leaf, sequence
-from headrace.envs.vector_env import LiveEpisode, VectorEnv
-from headrace.episodes.journal import Journal
-from headrace.episodes.statistics import EpisodeStatistics, Finished
-from headrace.errors import CheckpointError, HeadraceError, SchemaError
-from headrace.inference.local import LocalInference
+from headrace.episodes.books import Books, Whereabouts
+from headrace.episodes.statistics import Finished
+from headrace.errors import CheckpointError, SchemaError, UsageError
 from headrace.inference.threads import torch_threads
-from headrace.launch.inline import InlineActors
-from headrace.launch.shard import ShardPlan, actor_of, build_envs, episode_seed
-from headrace.launch.topology import resolve
+from headrace.launch.actors import Actors, CrewPlan, Spent
+from headrace.launch.auto import survey
+from headrace.launch.crew import Crew, open_crew
+from headrace.launch.hand import Hand, HandPlan
+from headrace.launch.schedule import Schedule, SlabUse, slab_use
+from headrace.launch.shard import ShardPlan, episode_seed
+from headrace.launch.topology import publishing
 from headrace.learning.batch import Batch, assemble, write_back
 from headrace.learning.completion import complete
-from headrace.learning.lag import lag, lease_limit
+from headrace.learning.lag import is_too_old, lag, lease_limit, versions_kept
 from headrace.learning.learner import Learner
 from headrace.memory import spaces
 from headrace.memory.allocator import keep_freed_memory
-from headrace.memory.ledger import Ledger
-from headrace.memory.ring import Ring, Taken
+from headrace.memory.ring import Taken
 from headrace.memory.schema import explain_difference, rollout_schema
 from headrace.memory.slab import Word
 from headrace.policies.networks import as_policy, build_policy
@@ -52,55 +57,62 @@ PHASES = ("env", "inference", "copy", "completion", "advantages", "sgd", "wait")
 
 
 class Run:
-    """The parts of a run, connected. One thread; close it when done."""
+    """The parts of a run, connected. One thread reads and learns; close it when done."""
 
-    def __init__(self, config: RunConfig, module: Module | None = None) -> None:
+    def __init__(self, config: RunConfig, module: Module | None = None, schedule: Schedule | None = None) -> None:
         keep_freed_memory()
         self.config = config
-        self.topology = resolve(config.topology)
-        n_envs, n_steps, shards = config.topology.n_envs, config.ppo.n_steps, self.topology.shards
-        plans = [ShardPlan(config.env, shard, config.seed) for shard in shards]
-        envs: list[VectorEnv] = []
-        try:
-            envs.extend(build_envs(plan) for plan in plans)
-            self.observation_space, self.action_space = envs[0].observation_space, envs[0].action_space
-            seed = leaf(config.seed, Purpose.WEIGHTS)
-            self.module = module or build_policy(config.policy, self.observation_space, self.action_space, seed)
-            noise, largest = as_policy(self.module).noise, as_policy(self.module).largest_tile
-            self.tile = config.policy.tile or default_tile(n_envs, largest)
-            actors = [actor_of(plan, env, noise) for plan, env in zip(plans, envs, strict=True)]
-
-            self.flat = FlatParameters(self.module)
-            self.weights = WeightStore(self.flat.size, capacity=self.topology.max_lag + 2)
-            self.weights.publish(self.flat)
-            replica = FlatParameters(copy.deepcopy(self.module))
-            self._replica = Replica(replica)
-            inference = LocalInference(replica.module, self.observation_space, self.action_space, self.tile)
-            with torch_threads(1):
-                inference.self_test()
-            self._actors = InlineActors(actors, inference.act, self._load_latest)
-            self.ring = Ring(
-                [rollout_schema(self.observation_space, self.action_space, n_steps, len(s)) for s in shards],
-                slabs_per_shard=1,
-            )
-            self.learner = Learner(self.flat, config.ppo, self._shuffling)
-            self._policy = self.learner.evaluator(replica.module)
-        except BaseException:
-            for env in envs:
-                env.close()
-            raise
-        self.ledger = Ledger(len(shards))
-        self.statistics = EpisodeStatistics(n_envs)
-        self.journal = Journal(n_envs, partial(episode_seed, config.seed), sender(self.action_space))
+        self._publish_updates, self._publish_s = publishing(config.topology.publish_every)
+        if schedule is not None and self._publish_s:
+            raise UsageError("publish_every in seconds can't be replayed: when it published is not in the schedule")
+        n_envs, n_steps = config.topology.n_envs, config.ppo.n_steps
+        found = survey(config.env, config.seed, config.topology, is_replay=schedule is not None)
+        self.topology, self.observation_space, self.action_space = found.topology, found.observation, found.action
+        shards = self.topology.shards
+        self.module = module or build_policy(
+            config.policy, self.observation_space, self.action_space, leaf(config.seed, Purpose.WEIGHTS)
+        )
+        noise, largest = as_policy(self.module).noise, as_policy(self.module).largest_tile
+        self.tile = config.policy.tile or default_tile(n_envs, largest)
+        self._plan = CrewPlan(
+            tuple(ShardPlan(config.env, shard, config.seed) for shard in shards),
+            tuple(rollout_schema(self.observation_space, self.action_space, n_steps, len(shard)) for shard in shards),
+            noise,
+            HandPlan(
+                copy.deepcopy(self.module),
+                self.observation_space,
+                self.action_space,
+                self.tile,
+                self.topology.pick_up_rows,
+            ),
+        )
+        self.flat = FlatParameters(self.module)
+        replica = FlatParameters(copy.deepcopy(self.module))
+        self._replica = Replica(replica)
+        self.learner = Learner(self.flat, config.ppo, self._shuffling)
+        self._policy = self.learner.evaluator(replica.module)
+        self.books = Books(
+            shards,
+            self.observation_space,
+            self.action_space,
+            partial(episode_seed, config.seed),
+            sender(self.action_space),
+        )
+        self._crew = self._open_crew(schedule)
+        self.schedule = schedule
+        self._waiting: list[deque[Taken]] = [deque() for _ in range(len(shards) if self.topology.is_even else 1)]
+        self._published_s = now_s()
         self.phases = Phases(PHASES)
         self.updates = 0
         self.steps = 0
-        self._last_obs = np.zeros((n_envs, *spaces.shape_of(self.observation_space)), self.observation_space.dtype)
-        self._noise_counter = np.zeros(n_envs, np.int64)
-        self._is_begun = False
+        self._batches = 0  # handed out and given back
+        self._is_launched = False
+        self._spent = Spent()
+        self._restarts = 0  # of crews before this one
         self.is_collecting = False  # a signal may break off collecting, but not learning
         self.is_between_updates = True  # a snapshot is a valid checkpoint
         self.steps_of_last_update = 0
+        self.last_schedule: list[SlabUse] = []  # what the last update looked at
 
     def update(self, total_timesteps: int) -> tuple[dict[str, float], list[Finished]]:
         """One update: collect a batch, learn from it, publish. Returns its record and the episodes that ended."""
@@ -109,121 +121,134 @@ class Run:
         self.is_between_updates = False
         slabs = [one.slab for one in taken]
         batch = assemble(slabs)
-        oldest, age_s = int(batch.version.min()), (now_ns() - min(s.word(Word.STARTED_NS) for s in slabs)) / 1e9
+        version = self.weights.version
+        ages = (now_ns() - np.array([slab.word(Word.STARTED_NS) for slab in slabs])) / 1e9
 
         with torch_threads(self.config.ppo.learner_threads):
             with self.phases.of("completion"):
-                complete(batch, self.policy_of(oldest))
+                complete(batch, self.policy_of)
                 write_back(batch, slabs)
             with self.phases.of("advantages"):
-                advantage, returns = self.learner.advantages(batch)
+                targets = self.learner.targets(batch, version)
             with self.phases.of("sgd"):
                 progress_remaining = max(0.0, 1.0 - self.steps / max(1, total_timesteps))
-                trained = self.learner.update(batch, advantage, returns, self.updates, progress_remaining)
+                trained = self.learner.update(batch, targets, self.updates, progress_remaining)
 
-        finished = self.statistics.add(batch.reward, batch.terminated, batch.truncated, batch.valid, batch.episode)
-        self.ledger.consume(batch.steps)
-        self.ledger.check()
-        self.release(taken)  # the batch may be the slab's own memory, but nobody fills it before the next collect
-        record = trained | self._collected(batch, age_s, lag(self.weights.version, oldest))
-        self.weights.publish(self.flat)
-        self.updates += 1
+        finished = self.books.settle(taken)
+        record = trained | self._collected(batch, version, float(ages.max()))
         self.steps_of_last_update = batch.steps
-        self.steps += batch.steps
+        self.release(taken)  # the batch may be the slab's own memory, but nobody fills it before the next lease
+        self.updates += 1
+        self.steps += self.steps_of_last_update
+        if self._is_publishing():
+            self.publish()
+        self._lease()
+        self.books.ledger.check()
         self.is_between_updates = True
         return record, finished
 
     def collect(self) -> list[Taken]:
-        """One slab of every shard: leased, filled, committed and taken, journalled and entered in the ledger."""
-        self.ring.grant(lease_limit(self.weights.version, self.topology.max_lag, self.topology.slabs_per_update))
-        self.is_collecting = True
-        try:
-            self._begin()
-            self._actors.collect(self.ring)
-        finally:
-            self.is_collecting = False
-        for name, seconds in self._actors.spent_s().items():
-            self.phases.add(name, seconds)
-        taken = self.ring.take()
-        for one in taken:
-            shard, slab = self.topology.shards[one.lease.shard], one.slab
-            self.ledger.produce(one.lease.shard, one.lease.sequence, int(slab.valid.sum()))
-            self.journal.append(shard, slab.action, slab.terminated, slab.truncated, slab.valid)
-            self._last_obs[shard.start : shard.stop] = slab.last_obs
-            self._noise_counter[shard.start : shard.stop] = slab.noise_counter
-        if len(taken) != self.topology.slabs_per_update:
-            raise HeadraceError(
-                f"expected one slab of each of {self.topology.slabs_per_update} shards, got {len(taken)}"
-            )
-        return taken
+        """As many slabs as there are shards: leased, filled, committed, taken, and entered in the books."""
+        self.last_schedule = []
+        self._launch()
+        self._take()
+        self._lease()
+        batch: list[Taken] = []
+        while len(batch) < self.topology.slabs_per_update:
+            ready = self._ready()
+            if ready is None:
+                self._wait()
+                self._take()
+                self._lease()
+            elif self._is_late(ready):
+                self.books.ledger.reject(int(ready.slab.valid.sum()))
+                self._crew.ring.reject(ready.lease)
+                self._lease()
+            else:
+                batch.append(ready)
+        spent = self._crew.actors.spent()
+        if self.topology.topology == "inline":
+            for name in ("env", "inference", "copy"):
+                self.phases.add(name, getattr(spent, name))
+        self._spent = spent
+        return sorted(batch, key=lambda one: (one.lease.shard, one.lease.sequence))
 
     def release(self, taken: list[Taken]) -> None:
-        """Hand slabs back to the actors."""
+        """Hand the slabs of a batch back to the actors."""
         for one in taken:
-            self.ring.release(one.lease)
+            self._crew.ring.release(one.lease)
+        self._batches += bool(taken)
+
+    def publish(self) -> int:
+        """The present weights as the next version."""
+        self._published_s = now_s()
+        return self.weights.publish(self.flat)
 
     def policy_of(self, version: int) -> Evaluator:
         """The policy with the weights of a version that is still kept; for reading, not for training."""
         self._replica.load(self.weights, version)
         return self._policy
 
+    def rescale(self, workers: int) -> None:
+        """Go on with another number of workers, between two updates; environments move by replay."""
+        if self.topology.topology == "inline":
+            raise UsageError("rescale: topology=inline has no workers")
+        if not 1 <= workers <= len(self.topology.shards):
+            raise UsageError(f"rescale: expected 1 to {len(self.topology.shards)} workers (shards), got {workers}")
+        self.topology = replace(self.topology, workers=workers)
+        self._reopen()
+
+    def _reopen(self) -> None:
+        """Fresh memory and fresh actors, which go on from the books; what waited for a batch is made again."""
+        for queue in self._waiting:
+            queue.clear()
+        version = self.weights.version
+        self._restarts = self.restarts
+        self._is_launched = False
+        self._crew.close()
+        self._crew = self._open_crew(self.schedule)
+        self.weights.publish(self.flat, version)
+        self._crew.ring.resume(self.books.ledger.sequences, self._batches)
+        self._replica.forget()
+
     def snapshot(self) -> Snapshot:
         """Everything the next update depends on, copied: the run may go on. Call it between updates."""
-        live = self.journal.live(range(self.config.topology.n_envs))
-        sequences = self.ring.sequences  # a lease that was broken off is not counted: it will be granted again
+        state, arrays = self.books.snapshot()
         return Snapshot(
             weights={name: tensor.clone() for name, tensor in self.module.state_dict().items()},
             optimizer={name: tensor.clone() for name, tensor in self.learner.optimizer_tensors().items()},
-            episodes={
-                "last_obs": self._last_obs.copy(),
-                "noise_counter": self._noise_counter.copy(),
-                "lengths": np.array([len(one.actions) for one in live], np.int64),
-                "actions": self._journalled(live),
-            },
-            state={
+            episodes=arrays,
+            state=state
+            | {
                 "config": encode(self.config),
                 "observation_space": spaces.encode(self.observation_space),
                 "action_space": spaces.encode(self.action_space),
                 "updates": self.updates,
                 "steps": self.steps,
                 "version": self.weights.version,
-                "is_begun": self._is_begun and any(sequences),
                 "minibatches_done": self.learner.minibatches_done,
-                "live_episodes": [[one.episode, one.seed] for one in live],
-                "ledger": self.ledger.encode(),
-                "statistics": self.statistics.encode(),
-                "ring": {"sequences": sequences, "leased": sum(sequences)},
+                "batches": self._batches,
                 "hashes": self.hashes(),
             },
         )
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot of a run with the same spaces, bit for bit."""
+        """Go on from a snapshot of a run with the same spaces, bit for bit, wherever actors run now."""
         state = snapshot.state
         self._require_same_schema(state)
+        if self._is_launched:
+            self._reopen()
         self.load_weights(snapshot)
         self.learner.restore_optimizer(snapshot.optimizer, state["minibatches_done"])
         self.weights.publish(self.flat, state["version"])
         self.updates, self.steps = state["updates"], state["steps"]
-        self.ledger.restore(state["ledger"])
-        self.statistics.restore(state["statistics"])
-        self.ring.resume(state["ring"]["sequences"], state["ring"]["leased"])
-        if not state["is_begun"]:
-            return
-        lengths, actions = snapshot.episodes["lengths"], snapshot.episodes["actions"]
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        live = [
-            LiveEpisode(env, episode, seed, actions[starts[env] : starts[env + 1]])
-            for env, (episode, seed) in enumerate(state["live_episodes"])
-        ]
-        self.journal.restore(live)
-        self._last_obs[:] = snapshot.episodes["last_obs"]
-        self._noise_counter[:] = snapshot.episodes["noise_counter"]
-        self._actors.restore(self.topology.shards, live, self._last_obs, self._noise_counter)
-        self._is_begun = True
+        self._batches = state["batches"]
+        self.books.restore(state, snapshot.episodes)
+        self._crew.ring.resume(self.books.ledger.sequences, self._batches)
 
     def load_weights(self, snapshot: Snapshot) -> None:
-        """Take over a snapshot's parameters, and nothing else."""
+        """Take over a snapshot's parameters and nothing else; before the first collect: actors load a version once."""
+        assert not self._is_launched, "actors have this version already and would not load it again"
         try:
             self.module.load_state_dict(snapshot.weights)
         except RuntimeError as error:
@@ -239,30 +264,108 @@ class Run:
         }
 
     def close(self) -> None:
-        """Close all environments."""
-        self._actors.close()
+        """End the actors, close all environments, give the memory back."""
+        self._crew.close()
 
-    def _begin(self) -> None:
-        if not self._is_begun:
-            self._actors.begin(self.topology.shards, self._last_obs)
-            self._is_begun = True
+    @property
+    def weights(self) -> WeightStore:
+        """The weight store."""
+        return self._crew.weights
 
-    def _load_latest(self) -> int:
-        self._replica.load(self.weights, self.weights.version)
-        return self.weights.version
+    @property
+    def actors(self) -> Actors:
+        """Where the actors run."""
+        return self._crew.actors
+
+    @property
+    def restarts(self) -> int:
+        """Workers that were lost and replaced."""
+        return self._restarts + self._crew.actors.restarts
+
+    def _open_crew(self, schedule: Schedule | None) -> Crew:
+        kept = versions_kept(self.topology.max_lag)
+        crew = open_crew(self.topology, self._plan, self.flat.size, schedule.capacity if schedule else kept, schedule)
+        try:
+            crew.weights.publish(self.flat)
+            with torch_threads(1):
+                Hand(self._plan.hand, crew.weights).self_test()
+        except BaseException:
+            crew.close()
+            raise
+        return crew
+
+    def _launch(self) -> None:
+        if not self._is_launched:
+            self.is_collecting = True
+            try:
+                self._crew.actors.launch(self._start_of)
+            finally:
+                self.is_collecting = False
+            self._is_launched = True
+
+    def _start_of(self, shard: int) -> Whereabouts | None:
+        waiting = [one.slab for queue in self._waiting for one in queue if one.lease.shard == shard]
+        return self.books.whereabouts(shard, waiting)
+
+    def _lease(self) -> None:
+        """Hand out every lease that the pace allows: that is all that keeps actors going."""
+        if not self._is_launched:
+            return
+        max_lag, per_update = self.topology.max_lag, self.topology.slabs_per_update
+        self._crew.ring.grant(lease_limit(self._batches, max_lag, per_update))
+        self._crew.actors.lease(self._crew.ring, self.weights.version)
+
+    def _wait(self) -> None:
+        self.is_collecting = True
+        try:
+            if self.topology.topology == "inline":
+                self._crew.actors.wait()
+            else:
+                with self.phases.of("wait"):
+                    self._crew.actors.wait()
+        finally:
+            self.is_collecting = False
+
+    def _take(self) -> None:
+        for one in self._crew.ring.take():
+            self._waiting[one.lease.shard if self.topology.is_even else 0].append(one)
+
+    def _ready(self) -> Taken | None:
+        """The next slab of the batch, if it is there: one of every shard in turn, or whoever came first."""
+        queue = self._waiting[len(self.last_schedule) % len(self._waiting)]
+        if not queue:
+            return None
+        one = queue.popleft()
+        self.books.enter(one)
+        self.last_schedule.append(slab_use(one.lease.shard, one.lease.sequence, one.slab.version))
+        return one
+
+    def _is_late(self, one: Taken) -> bool:
+        oldest = int(one.slab.version.min())
+        return is_too_old(self.weights.version, oldest, self.topology.max_lag, self.config.ppo.late)
+
+    def _is_publishing(self) -> bool:
+        if self._publish_updates:
+            return self.updates % self._publish_updates == 0
+        return now_s() - self._published_s >= self._publish_s
 
     def _shuffling(self, update: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64(sequence(self.config.seed, Purpose.MINIBATCH, update)))
 
-    def _collected(self, batch: Batch, age_s: float, batch_lag: int) -> dict[str, float]:
-        means = self.statistics.means()
-        ledger = self.ledger
+    def _collected(self, batch: Batch, version: int, age_s: float) -> dict[str, float]:
+        books, ledger = self.books, self.books.ledger
+        means = books.statistics.means()
         record = {
-            "headrace/lag": float(batch_lag),
+            "headrace/lag": float(lag(version, int(batch.version.min()))),
+            "headrace/lag_mean": float(version - batch.version.mean()),
             "headrace/rollout_age_s": age_s,
-            "headrace/queue_depth": 0.0,  # inline: a slab is consumed before the next one is leased
-            "headrace/restarts": 0.0,
-            "headrace/episodes": float(self.statistics.finished),
+            "headrace/queue_depth": float(sum(len(queue) for queue in self._waiting)),
+            "headrace/restarts": float(self.restarts),
+            "headrace/actors/env_s": self._spent.env,
+            "headrace/actors/inference_s": self._spent.inference,
+            "headrace/actors/idle_s": self._spent.idle,
+            "headrace/least_share": books.least_share(),
+            "headrace/episodes": float(books.statistics.finished),
             "headrace/ledger/produced": float(ledger.produced),
             "headrace/ledger/consumed": float(ledger.consumed),
             "headrace/ledger/rejected": float(ledger.rejected),
@@ -274,11 +377,6 @@ class Run:
         if log_std is not None:
             record["train/std"] = float(log_std.detach().exp().mean())
         return record
-
-    def _journalled(self, live: list[LiveEpisode]) -> Any:
-        shape, dtype = spaces.shape_of(self.action_space), self.action_space.dtype
-        parts = [one.actions.reshape(-1, *shape).astype(dtype, copy=False) for one in live]
-        return np.concatenate(parts)
 
     def _require_same_schema(self, state: dict[str, Any]) -> None:
         saved = state["config"]
@@ -292,8 +390,6 @@ class Run:
         for name, space in (("observation_space", observation), ("action_space", action)):
             if difference is None and space != getattr(self, name):  # bounds and numbers of choices have no field
                 difference = f"{name}: expected {getattr(self, name)}, got {space}"
-        if difference is None and len(state["ring"]["sequences"]) != len(self.topology.shards):
-            difference = f"shards: expected {len(self.topology.shards)}, got {len(state['ring']['sequences'])}"
         if difference is None and saved["seed"] != self.config.seed:
             difference = f"seed: expected {self.config.seed}, got {saved['seed']}"
         if difference is not None:

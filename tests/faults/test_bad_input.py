@@ -72,6 +72,18 @@ def test_an_environment_or_policy_that_can_not_be(arguments: list[str], said: li
         ("--target-kl", "0", ["target_kl", "more than 0"]),
         ("--n-envs", "0", ["n_envs", "at least 1", "0"]),
         ("--shards", "3", ["shards", "n_envs = 2", "3"]),
+        ("--workers", "0", ["workers: expected auto or a number of at least 1", "'0'"]),
+        ("--workers", "-1", ["workers: expected auto or a number of at least 1", "'-1'"]),
+        ("--max-lag", "-1", ["max_lag: expected 0 or more", "-1"]),
+        ("--start-method", "fork", ["start_method: expected forkserver or spawn", "'fork'"]),
+        ("--pick-up-rows", "-2", ["pick_up_rows: expected -1 (auto), 0 or more", "-2"]),
+        ("--pick-up-rows", "4", ["pick_up_rows needs max_lag of at least 1"]),
+        ("--batch", "newest", ["batch: expected every_shard or first_come", "'newest'"]),
+        ("--batch", "first_come", ["batch=first_come needs max_lag of at least 1"]),
+        ("--publish-every", "0", ["publish_every: expected updates", "'0'"]),
+        ("--publish-every", "0s", ["publish_every: expected updates", "'0s'"]),
+        ("--publish-every", "infs", ["publish_every: expected updates", "'infs'"]),
+        ("--publish-every", "often", ["publish_every: expected updates", "'often'"]),
         ("--seed", "-1", ["seed", "at least 0", "-1"]),
         ("--total-timesteps", "0", ["total_timesteps", "at least 1", "0"]),
         ("--checkpoint-every", "-1", ["checkpoint_every", "at least 0", "-1"]),
@@ -89,19 +101,32 @@ def test_an_option_value_that_can_not_be(option: str, value: str, said: list[str
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("topology", "threads"),
-        ("topology", "processes"),
         ("topology", "ray"),
         ("topology", "fused"),
         ("inference", "central"),
-        ("max-lag", "1"),
-        ("workers", "2"),
     ],
 )
 def test_an_option_value_that_is_not_built_yet(option: str, value: str, tmp_path: Path) -> None:
     outcome = train(STEADY, f"--{option}", value, cwd=tmp_path)
     assert outcome.code == 2
     assert_says(outcome.only_error, [f"{option.replace('-', '_')}={value} is not built yet", "use"])
+    assert files_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--topology=inline", "--workers=2"], ["workers=2", "topology=inline has none"]),
+        (["--topology=threads", "--workers=3"], ["workers: expected at most n_envs = 2", "3"]),
+        (["--topology=processes", "--workers=3"], ["workers: expected at most n_envs = 2", "3"]),
+        (["--topology=processes", "--workers=2", "--shards=1"], ["shards: expected at least workers = 2", "1"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) and value[0].startswith("--") else "",
+)
+def test_options_that_can_not_be_together(options: list[str], said: list[str], tmp_path: Path) -> None:
+    outcome = train(STEADY, *options, cwd=tmp_path)
+    assert outcome.code == 2
+    assert_says(outcome.only_error, said)
     assert files_in(tmp_path) == set()
 
 
@@ -161,7 +186,11 @@ def test_an_option_that_can_not_be_parsed(arguments: list[str], said: str, tmp_p
         ('tags = "wandb"', ["tags: expected", "'wandb'"]),
         ("env_kwargs = 3", ["env_kwargs: expected str", "3"]),
         ("gamma = 2", ["gamma", "from 0 to 1", "2.0"]),
-        ('topology = "threads"', ["topology=threads is not built yet"]),
+        ('topology = "fused"', ["topology=fused is not built yet"]),
+        ("workers = 2", ["workers: expected str", "2"]),
+        ("publish_every = 2", ["publish_every: expected str", "2"]),
+        ('batch = "first_come"', ["batch=first_come", "max_lag of at least 1"]),
+        ('start_method = "fork"', ["start_method: expected forkserver or spawn", "'fork'"]),
     ],
 )
 def test_a_config_file_that_can_not_be(text: str, said: list[str], tmp_path: Path) -> None:
@@ -224,8 +253,24 @@ BAD_MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "gamma": (lambda: PPO("MlpPolicy", Steady, gamma=2.0), "gamma: .* from 0 to 1, got 2.0"),
     "schedule": (lambda: PPO("MlpPolicy", Steady, clip_range="cos_1"), "clip_range: .* lin_NUMBER, got 'cos_1'"),
     "seed": (lambda: PPO("MlpPolicy", Steady, seed=1.5), "seed: expected a whole number"),  # type: ignore[arg-type]
-    "not built": (lambda: PPO("MlpPolicy", Steady, topology="processes"), "topology=processes is not built yet"),
-    "workers": (lambda: hr.Collector(Steady, "MlpPolicy", workers=2), "workers=2 is not built yet"),
+    "not built": (lambda: PPO("MlpPolicy", Steady, topology="ray"), "topology=ray is not built yet"),
+    "central": (lambda: hr.Collector(Steady, "MlpPolicy", inference="central"), "inference=central is not built yet"),
+    "workers": (
+        lambda: hr.Collector(Steady, "MlpPolicy", n_envs=2, topology="threads", workers=3),
+        "workers: expected at most n_envs = 2, got 3",
+    ),
+    "inline workers": (
+        lambda: PPO("MlpPolicy", Steady, topology="inline", workers=2),
+        "workers=2: topology=inline has none",
+    ),
+    "shards": (
+        lambda: PPO("MlpPolicy", Steady, topology="processes", workers=2, shards=1),
+        "shards: expected at least workers = 2, got 1",
+    ),
+    "first come": (lambda: PPO("MlpPolicy", Steady, batch="first_come"), "batch=first_come needs max_lag"),
+    "pick up": (lambda: PPO("MlpPolicy", Steady, pick_up_rows=8), "pick_up_rows needs max_lag"),
+    "publish": (lambda: PPO("MlpPolicy", Steady, publish_every="1m"), "publish_every: expected updates.*got '1m'"),
+    "start method": (lambda: PPO("MlpPolicy", Steady, start_method="fork"), "start_method: .*got 'fork'"),
     "no policy": (lambda: PPO(nn.Linear(3, 2), Steady), "Linear is no policy: it lacks noise, .*, value"),
     "half a policy": (lambda: PPO(NoValue(), Steady), "NoValue is no policy: it lacks value; see"),
     "odd noise": (lambda: PPO(OddNoise(), Steady), "OddNoise.noise: expected a NoiseSpec, got 'gumbel'"),

@@ -42,8 +42,11 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def start_run(cwd: Path, *more: str, announce: int, instance: int = 0, hold_s: float = 30.0) -> subprocess.Popen[str]:
-    """A run in which an instance of the environment stops at step `announce`, says so, and waits for what comes."""
+def start_run(cwd: Path, *more: str, announce: int, instance: int = 1, hold_s: float = 30.0) -> subprocess.Popen[str]:
+    """A run in which an instance of the environment stops at step `announce`, says so, and waits for what comes.
+
+    Instance 0 is the one that is only looked at; the first that trains is 1.
+    """
     at = {"STEP": announce, "INSTANCE": instance, "FILE": cwd / "announced", "HOLD_S": hold_s}
     variables = {f"ANNOUNCE_{name}": str(value) for name, value in at.items()}
     return start("train", ENV, *TINY, *LENGTH, "--run-dir", "out", *more, cwd=cwd, has_report=False, **variables)
@@ -138,7 +141,7 @@ def test_a_signal_while_learning_or_saving(
 def test_a_signal_during_an_evaluation(calm: Path, tmp_path: Path) -> None:
     """It is broken off, since nobody waits for the end of a long one; the update before it is told all the same."""
     often = ("--eval-every", str(STEPS_PER_UPDATE), "--n-eval-episodes", "3")
-    process = start_run(tmp_path, *often, instance=2, announce=20)  # 0 and 1 train, 2 is the first to evaluate
+    process = start_run(tmp_path, *often, instance=3, announce=20)  # 1 and 2 train, 3 is the first to evaluate
     outcome = interrupt(process, signal.SIGINT, tmp_path)
     assert (outcome.code, outcome.err) == (130, "")
     assert result_of(tmp_path / "out")["updates"] == 1
@@ -240,7 +243,7 @@ def test_ctrl_c_in_python_comes_out_and_the_model_goes_on(first: int, calm: Path
             return super().step(action)
 
     options: dict[str, Any] = {"n_envs": 2, "n_steps": N_STEPS, "batch_size": 4, "n_epochs": 2, "seed": 7}
-    with hr.PPO("MlpPolicy", Interrupts, **options) as model:
+    with hr.PPO("MlpPolicy", Interrupts, topology="inline", **options) as model:  # auto would step one to measure it
         with pytest.raises(KeyboardInterrupt):
             model.learn(TOTAL)
         assert model.result is not None

@@ -39,9 +39,9 @@ def shared_slab(schema: Schema) -> Iterator[SharedSegment]:
         Slab(schema, segment.buffer).poison()
         yield segment
     finally:
+        name = segment.name
         segment.unlink()
-        segment.close()
-    assert not os.path.exists(f"/dev/shm/{segment.name}")
+    assert not os.path.exists(f"/dev/shm/{name}")
 
 
 def exit_code_of(target: Callable[..., None], *arguments: object) -> int | None:
@@ -97,7 +97,7 @@ def assert_committed_in_place(segment: SharedSegment, order: Order, state: RingS
         assert array.tobytes() == ours_by_name[name].tobytes(), name
     assert all(np.isnan(slab.arrays[name]).all() for name in COMPLETED), "an actor does not complete"
     assert (slab.final_count > 0) == ("max_episode_steps" in order.plan.spec.kwargs)
-    assert (slab.version == order.version).all()
+    assert (slab.version == order.version + np.arange(order.n_steps)).all()
 
     memory = np.frombuffer(segment.buffer, np.uint8)
     batch = assemble([slab])
@@ -109,7 +109,7 @@ def assert_committed_in_place(segment: SharedSegment, order: Order, state: RingS
 def test_a_process_whose_lease_was_revoked_can_not_pass_its_slab_off() -> None:
     schema, state = small_schema(), RingState(num_slots=1, num_shards=1)
     stale = granted(state)
-    state.revoke(0)
+    assert state.revoke(0) == [stale]
     current = granted(state)
     with shared_slab(schema) as segment:
         assert exit_code_of(write_rewards, segment.name, schema, stale.fence, False) == 0
@@ -125,7 +125,7 @@ def test_a_process_killed_before_its_commit_has_committed_nothing() -> None:
     with shared_slab(schema) as segment:
         assert exit_code_of(write_rewards, segment.name, schema, lease.fence, True) == -signal.SIGKILL
         assert state.commit(lease.slot, commit_word(segment)) is None
-        state.revoke(0)
+        assert state.revoke(0) == [lease]
         assert granted(state).sequence == lease.sequence, "the lost rollout is asked for again"
 
 

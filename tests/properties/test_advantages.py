@@ -1,6 +1,6 @@
-"""GAE and returns against the definition, transcribed episode by episode; then end to end from every kind of source.
+"""GAE, V-trace and returns against their definitions, episode by episode; then end to end from every kind of source.
 
-    random chains ──> gae ──┬── compared with slow_gae
+    random chains ──> gae, vtrace ──┬── compared with slow_gae, slow_vtrace
     ChainEnv in every source ──> actor ──> slabs ──> batch ──> completion ──> gae ──┬── compared with the script's own
 Swapping terminated and truncated, anywhere on the way, turns the comparison red.
 """
@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from headrace.envs.vector_env import VectorEnv
-from headrace.learning.advantages import gae
+from headrace.learning import advantages
+from headrace.learning.advantages import gae, vtrace
 from headrace.learning.batch import assemble, write_back
 from headrace.learning.completion import complete
 from headrace.memory.slab import Slab
@@ -27,6 +28,7 @@ from headrace.policies.policy import Evaluation
 from support.chains import SOURCES, Script, Tampered, Transition, chain_envs, expected_stream, swap_flags
 from support.generators import Flags, flags, floats_like, quick, seeds, thorough
 from support.oracles import discounted_advantages, slow_gae
+from support.ppo_rows import slow_vtrace
 from support.slabs import Array, action_of, filled_slabs
 
 TOLERANCE = 1e-6
@@ -147,6 +149,131 @@ def test_by_hand() -> None:
     assert returns[:, 0].tolist() == (advantage[:, 0] + [0.5, 0.25, 4]).tolist()
 
 
+# -------------------------------------------------------------------------------------------------------------- V-trace
+
+clips = st.sampled_from([0.3, 1.0, 1.7, 100.0])
+
+
+def log_ratios(shape: tuple[int, int], seed: int) -> Array:
+    """Ratios from about a twentieth to twenty: both truncations bite."""
+    return np.random.default_rng([seed, 1]).normal(0, 1, shape).astype(np.float32)
+
+
+def assert_vtrace_is_the_definition(
+    numbers: Numbers,
+    rows: Flags,
+    told: Flags,
+    log_ratio: Array,
+    clip: float,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+    told_ratio: Array | None = None,
+    told_clip: float | None = None,
+) -> None:
+    """`rows`, `log_ratio` and `clip` are what is so, the others are what vtrace is told of them."""
+    told_ratio, told_clip = log_ratio if told_ratio is None else told_ratio, told_clip or clip
+    ours = numbers.through(lambda *given: vtrace(*given, told_ratio, told_clip), told, gamma, gae_lambda)
+    theirs = numbers.through(lambda *given: slow_vtrace(*given, log_ratio, clip), rows, gamma, gae_lambda)
+    for got, wanted in zip(ours, theirs, strict=True):
+        scale = max(1.0, np.abs(wanted).max(initial=0.0))
+        assert got.dtype == np.float32
+        assert np.abs(got.astype(np.float64) - wanted).max(initial=0.0) < TOLERANCE * scale
+
+
+@thorough
+@given(rows=flags(), seed=seeds, gamma=discounts, gae_lambda=discounts, clip=clips)
+def test_vtrace_is_its_definition(rows: Flags, seed: int, gamma: float, gae_lambda: float, clip: float) -> None:
+    numbers = Numbers.draw(rows.shape, seed)
+    assert_vtrace_is_the_definition(numbers, rows, rows, log_ratios(rows.shape, seed), clip, gamma, gae_lambda)
+
+
+@quick
+@given(rows=flags(), seed=seeds, gamma=discounts, gae_lambda=discounts, clip=st.sampled_from([1.0, 3.0]))
+def test_vtrace_of_the_policy_that_acted_is_gae(
+    rows: Flags, seed: int, gamma: float, gae_lambda: float, clip: float
+) -> None:
+    """Its targets are GAE's returns for every lambda; its advantages look one target ahead: GAE's for lambda 1."""
+    numbers, same = Numbers.draw(rows.shape, seed), np.zeros(rows.shape, np.float32)
+    _, target = numbers.through(lambda *given: vtrace(*given, same, clip), rows, gamma, gae_lambda)
+    assert_close(target, numbers.through(gae, rows, gamma, gae_lambda)[1])
+    advantage, target = numbers.through(lambda *given: vtrace(*given, same, clip), rows, gamma, 1.0)
+    wanted_advantage, wanted_target = numbers.through(gae, rows, gamma, 1.0)
+    assert_close(target, wanted_target)
+    assert_close(advantage, wanted_advantage)
+
+
+@quick
+@given(rows=flags(skips_rows=True), seed=seeds)
+def test_what_invalid_rows_hold_has_no_influence_on_vtrace(rows: Flags, seed: int) -> None:
+    numbers, other = Numbers.draw(rows.shape, seed), Numbers.draw(rows.shape, seed + 1)
+    mixed = Numbers(
+        np.where(rows.valid, numbers.reward, other.reward),
+        np.where(rows.valid, numbers.value, other.value),
+        np.where(rows.valid, numbers.bootstrap_value, other.bootstrap_value),
+        numbers.last_value,
+    )
+    ratio = log_ratios(rows.shape, seed)
+    other_ratio = np.where(rows.valid, ratio, log_ratios(rows.shape, seed + 1))
+    ours = numbers.through(lambda *given: vtrace(*given, ratio, 1.2), rows, 0.9, 0.8)
+    theirs = mixed.through(lambda *given: vtrace(*given, other_ratio, 1.2), rows, 0.9, 0.8)
+    for got, wanted in zip(ours, theirs, strict=True):
+        assert (got[rows.valid] == wanted[rows.valid]).all()
+    assert (ours[0][~rows.valid] == 0).all()
+
+
+def test_vtrace_by_hand() -> None:
+    """Two steps with ratios 2 and 1/2, truncated at 1.5 and (passing on) at 1; then the rollout's edge, worth 8."""
+    column = lambda *numbers: np.array(numbers, np.float32)[:, None]  # noqa: E731
+    never = np.zeros((2, 1), np.bool_)
+    advantage, target = vtrace(
+        column(1, 2), column(4, 6), column(0, 0), never, never, ~never, np.array([8.0], np.float32),
+        0.5, 1.0, np.log(column(2, 0.5)), 1.5,
+    )  # fmt: skip
+    second = 6 + 0.5 * (2 + 0.5 * 8 - 6)
+    first = 4 + 1.5 * (1 + 0.5 * 6 - 4) + 0.5 * 1.0 * (second - 6)
+    assert target[:, 0].tolist() == pytest.approx([first, second])
+    assert advantage[:, 0].tolist() == pytest.approx([1.5 * (1 + 0.5 * second - 4), 0.5 * (2 + 0.5 * 8 - 6)], abs=1e-6)
+
+
+def lost_rho(ratio: Array) -> Array:
+    return np.zeros_like(ratio)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "clip"),
+    [(lost_rho, 1.2), (np.negative, 1.2), (lambda ratio: ratio, 1e9), (lambda ratio: ratio, 1.0)],
+    ids=["rho is dropped", "mu / pi", "not truncated", "truncated elsewhere"],
+)
+def test_a_wrong_ratio_is_caught(ratio: Callable[[Array], Array], clip: float) -> None:
+    rows = chain_with_every_ending()
+    numbers, true = Numbers.draw(rows.shape, 1), log_ratios(rows.shape, 1)
+    assert_vtrace_is_the_definition(numbers, rows, rows, true, 1.2)
+    with pytest.raises(AssertionError):
+        assert_vtrace_is_the_definition(numbers, rows, rows, true, 1.2, told_ratio=ratio(true), told_clip=clip)
+
+
+def test_vtrace_that_does_not_pass_on_by_c_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = chain_with_every_ending()
+    numbers, ratio = Numbers.draw(rows.shape, 1), log_ratios(rows.shape, 1)
+    real = advantages._accumulated
+    monkeypatch.setattr(advantages, "_accumulated", lambda delta, decay: real(delta, 0.99 * 0.95 * (decay > 0)))
+    with pytest.raises(AssertionError):
+        assert_vtrace_is_the_definition(numbers, rows, rows, ratio, 1.2)
+
+
+def test_flags_that_vtrace_confuses_are_caught() -> None:
+    rows = chain_with_every_ending()
+    numbers, ratio = Numbers.draw(rows.shape, 1), log_ratios(rows.shape, 1)
+    for told in (
+        Flags(rows.truncated, rows.terminated, rows.valid),
+        rows._replace(truncated=np.zeros(rows.shape, np.bool_)),
+        rows._replace(terminated=np.zeros(rows.shape, np.bool_)),
+        rows._replace(valid=np.ones(rows.shape, np.bool_)),
+    ):
+        with pytest.raises(AssertionError):
+            assert_vtrace_is_the_definition(numbers, rows, told, ratio, 1.2)
+
+
 # ---------------------------------------------------------------------------------------- end to end, from every source
 
 SHARDS = (range(3), range(3, 5))
@@ -196,7 +323,7 @@ def estimates(
     result = []
     for slabs in updates:
         batch = assemble(slabs)
-        complete(batch, KnownValues())
+        complete(batch, lambda version: KnownValues())
         write_back(batch, slabs)
         advantage, returns = gae(
             batch.reward,
@@ -240,8 +367,8 @@ def scripted_estimates(stream: list[Transition]) -> list[tuple[float, float]]:
             env, number, step = last.obs
             after = value_of((env, number, step + 1))
         values = [value_of(one.obs) for one in episode]
-        advantages = discounted_advantages([one.reward for one in episode], values, after, GAMMA, GAE_LAMBDA)
-        result += [(a, a + v) for a, v in zip(advantages, values, strict=True)]
+        gains = discounted_advantages([one.reward for one in episode], values, after, GAMMA, GAE_LAMBDA)
+        result += [(a, a + v) for a, v in zip(gains, values, strict=True)]
     return result
 
 

@@ -18,5 +18,3 @@ def write_rewards(segment_name: str, schema: Schema, fence: int, dies: bool) -> 
     if dies:
         os.kill(os.getpid(), signal.SIGKILL)
     slab.commit(fence, committed_ns=1)
-    del slab
-    segment.close()

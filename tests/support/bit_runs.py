@@ -59,6 +59,7 @@ class Workload:
     def start(self, seed: int = SEED, shards: int = 1, **changed: Any) -> hr.PPO:
         """The model, before its first update."""
         options = {
+            "topology": "inline",  # what auto finds depends on how busy the machine is
             "n_envs": self.n_envs,
             "n_steps": self.n_steps,
             "batch_size": self.batch_size,
@@ -146,12 +147,12 @@ def advance(model: hr.PPO, workload: Workload, updates: int) -> Part:
 
 def trace_of(model: hr.PPO, part: Part) -> Trace:
     """The trace of a run that has come to its end."""
-    ledger = model.run.ledger.encode()
+    ledger = model.run.books.ledger.encode()
     assert set(ledger.pop("sequences")) == {model.run.updates}, "every shard gave one slab to every update"
     return Trace(
         **model.run.hashes(),
         ledger=ledger,
-        statistics=model.run.statistics.encode(),
+        statistics=model.run.books.statistics.encode(),
         episodes=part.episodes,
         losses=part.losses,
     )

@@ -2,11 +2,13 @@
 
 spaces by name (bit_envs) -> policy -> rows / batch            sb3_terms: the loss in float64 numpy
                                                                sb3_train: its epochs, clipping and Adam in torch
+                                                               slow_vtrace: V-trace by its definition
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -68,28 +70,51 @@ def random_rows(module: nn.Module, observation: str, count: int, seed: int, move
     def normal(scale: float) -> Tensor:
         return torch.from_numpy(rng.normal(0, scale, count).astype(np.float32))
 
-    return Rows(obs, action, now.log_prob + normal(moved), now.value + normal(moved), normal(1.0), normal(2.0))
+    numbers = (now.log_prob + normal(moved), now.value + normal(moved), normal(1.0), normal(2.0))
+    return Rows(obs, action, *numbers, row_weights(count, rng, seed))
+
+
+def row_weights(count: int, rng: np.random.Generator, seed: int) -> Tensor:
+    """All 1 for every other seed, as without late data; else what weighting late rows may give."""
+    weights = rng.uniform(0, 1.5, count) if seed % 2 else np.ones(count)
+    return torch.from_numpy(weights.astype(np.float32))
 
 
 def completed_batch(
     module: nn.Module, observation: str, action: Space, n_steps: int, n_envs: int, seed: int, invalid: float = 0.0
 ) -> Batch:
     """A batch as it reaches the learner: acted and completed by `module`, with some ends and some invalid rows."""
+    version = np.zeros((n_steps, n_envs), np.int64)
+    batch = mixed_batch({0: module}, version, observation, action, seed, invalid)
+    complete(batch, lambda _: as_policy(module))
+    return batch
+
+
+def mixed_batch(
+    modules: dict[int, nn.Module], version: Array, observation: str, action: Space, seed: int, invalid: float = 0.0
+) -> Batch:
+    """A batch before completion, each row acted by the module of its version."""
     rng = np.random.default_rng(seed)
+    n_steps, n_envs = version.shape
     n = n_steps * n_envs
     obs = observations(observation, n, seed)
-    actions = as_policy(module).act(torch.from_numpy(obs), noise_for(module, n, rng)).detach().numpy()
+    noise = noise_for(next(iter(modules.values())), n, rng)
+    actions = np.zeros((), action.dtype)
+    for number, module in modules.items():
+        acted = as_policy(module).act(torch.from_numpy(obs), noise).detach().numpy()
+        is_its = (version.reshape(-1) == number).reshape(n, *[1] * (acted.ndim - 1))
+        actions = np.where(is_its, acted, actions)
     ended = rng.random((n_steps, n_envs))
     zeros = np.zeros((n_steps, n_envs), np.float32)
     truncated = (ended > 0.1) & (ended < 0.2)
-    batch = Batch(
+    return Batch(
         obs=obs.reshape(n_steps, n_envs, *obs.shape[1:]),
         action=actions.reshape(n_steps, n_envs, *actions.shape[1:]).astype(action.dtype),
         reward=rng.normal(size=(n_steps, n_envs)).astype(np.float32),
         terminated=ended < 0.1,
         truncated=truncated,
         valid=rng.random((n_steps, n_envs)) >= invalid,
-        version=np.zeros(n_steps, np.int64),
+        version=version,
         episode=zeros.astype(np.int64),
         step=zeros.astype(np.int32),
         last_obs=observations(observation, n_envs, seed + 1),
@@ -100,17 +125,14 @@ def completed_batch(
         bootstrap_value=zeros.copy(),
         last_value=zeros[0].copy(),
     )
-    complete(batch, module)
-    return batch
 
 
 def sb3_terms(log_prob: Array, entropy: Array, value: Array, rows: Rows, c: Coefficients) -> dict[str, float]:
-    """stable_baselines3/ppo/ppo.py, PPO.train, one minibatch, word for word but in float64 numpy."""
-    old_log_prob, old_value, advantages, returns = (
-        tensor.numpy().astype(np.float64) for tensor in (rows.log_prob, rows.value, rows.advantage, rows.returns)
-    )
+    """stable_baselines3/ppo/ppo.py, PPO.train, one minibatch, word for word but in float64 numpy and with weights."""
+    old_log_prob, old_value, advantages, returns, weights = (tensor.numpy().astype(np.float64) for tensor in rows[2:])
     if c.normalize_advantage and len(advantages) > 1:
         advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
+    advantages = advantages * weights  # ours: 1 but for late rows
     ratio = np.exp(log_prob - old_log_prob)
     policy_loss_1 = advantages * ratio
     policy_loss_2 = advantages * np.clip(ratio, 1 - c.clip_range, 1 + c.clip_range)
@@ -153,6 +175,7 @@ def sb3_train(
             advantages = part.advantage
             if c.normalize_advantage and len(advantages) > 1:
                 advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            advantages = advantages * part.weight  # ours: 1 but for late rows
             log_prob, entropy, value = as_policy(module).evaluate(part.obs, part.action)
             ratio = torch.exp(log_prob - part.log_prob)
             clipped = torch.clamp(ratio, 1 - c.clip_range, 1 + c.clip_range)
@@ -170,3 +193,53 @@ def sb3_train(
             nn.utils.clip_grad_norm_(module.parameters(), config.max_grad_norm)
             optimizer.step()
     return looked_at
+
+
+def slow_vtrace(
+    reward: Array,
+    value: Array,
+    bootstrap_value: Array,
+    terminated: Array,
+    truncated: Array,
+    valid: Array,
+    last_value: Array,
+    gamma: float,
+    gae_lambda: float,
+    log_ratio: Array,
+    clip: float,
+) -> tuple[Array, Array]:
+    """Espeholt et al. 2018, equation (1), one environment and one episode after the other, as the sum it is.
+
+    v_s = V(x_s) + sum over t >= s of gamma^(t-s) * c_s ... c_{t-1} * rho_t * (r_t + gamma V(x_{t+1}) - V(x_t))
+    """
+    T, B = reward.shape
+    advantage, target = np.zeros((T, B)), value.astype(np.float64)
+    for b in range(B):
+        episode: list[int] = []
+        for t in range(T):
+            if not valid[t, b]:
+                assert not episode, "an invalid row follows an end"
+                continue
+            episode.append(t)
+            if not (terminated[t, b] or truncated[t, b] or t == T - 1):
+                continue
+            after = float(last_value[b])
+            if terminated[t, b]:
+                after = 0.0
+            elif truncated[t, b]:
+                after = float(bootstrap_value[t, b])
+            ratios = [math.exp(float(log_ratio[t, b])) for t in episode]
+            values = [*(float(value[t, b]) for t in episode), after]
+            targets = [0.0] * len(episode) + [after]
+            for s in range(len(episode)):
+                total, passed_on = values[s], 1.0
+                for k in range(s, len(episode)):
+                    delta = float(reward[episode[k], b]) + gamma * values[k + 1] - values[k]
+                    total += passed_on * min(clip, ratios[k]) * delta
+                    passed_on *= gamma * gae_lambda * min(1.0, ratios[k])
+                targets[s] = total
+            for s, row in enumerate(episode):
+                gain = float(reward[row, b]) + gamma * targets[s + 1] - values[s]
+                advantage[row, b], target[row, b] = min(clip, ratios[s]) * gain, targets[s]
+            episode = []
+    return advantage, target

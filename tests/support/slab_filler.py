@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from headrace.clock import now_ns
 from headrace.envs.seeds import Purpose, leaf
 from headrace.inference.local import LocalInference
 from headrace.inference.threads import torch_threads
-from headrace.launch.shard import ShardPlan, build_actor, build_envs
+from headrace.launch.shard import ShardPlan, build_actor, build_envs, seat
 from headrace.memory.schema import Schema, rollout_schema
 from headrace.memory.segment import SharedSegment
 from headrace.memory.slab import Slab
@@ -26,7 +24,8 @@ from headrace.policies.tiles import default_tile
 
 @dataclass(frozen=True)
 class Order:
-    """Plain data: which shard, which rollout length, under which fence, with the weights of which version."""
+    """Plain data: which shard, which rollout length, under which fence, from which version on: row t is said to act
+    with version + t, as when newer weights are picked up within a slab."""
 
     plan: ShardPlan
     observation: Space
@@ -55,8 +54,8 @@ def fill_and_commit(order: Order, slab: Slab) -> None:
     try:
         with torch_threads(1):
             inference = LocalInference(module, order.observation, order.action, tile)
-            actor.begin(np.empty_like(slab.last_obs))
-            actor.fill(slab, inference.act, order.version)
+            seat(actor, None, order.observation, len(order.plan.env_indices))
+            actor.fill(slab, inference.act, lambda row: order.version + row)
     finally:
         actor.close()
     slab.commit(order.fence, now_ns())
@@ -67,4 +66,3 @@ def in_another_process(work: dict[str, Order]) -> None:
     for segment_name, order in work.items():
         segment = SharedSegment.attach(segment_name)
         fill_and_commit(order, Slab(order.schema, segment.buffer, create=False))
-        segment.close()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.acting.actor import Actor
+from headrace.acting.actor import Actor, VersionAt
 from headrace.envs.actions import sender
 from headrace.envs.vector_env import VectorEnv
 from headrace.launch.shard import episode_seed
@@ -68,11 +68,16 @@ def noise_actor(envs: VectorEnv, env_indices: range, seed: int = 0) -> Actor:
     return Actor(envs, noise_for(env_indices), sender(envs.action_space), env_indices, seed_of)
 
 
+def always(version: int) -> VersionAt:
+    """One version for every row of a slab."""
+    return lambda row: version
+
+
 def filled_slabs(envs: VectorEnv, env_indices: range, n_steps: int, count: int) -> list[Slab]:
     """`count` consecutive slabs of one shard, as its actor leaves them."""
     actor = noise_actor(envs, env_indices)
     slabs = [slab_for(envs, n_steps) for _ in range(count)]
     actor.begin(np.empty_like(slabs[0].last_obs))
     for version, slab in enumerate(slabs):
-        actor.fill(slab, act_by_noise, version)
+        actor.fill(slab, act_by_noise, always(version))
     return slabs

@@ -26,6 +26,7 @@ from headrace.policies.noise import CounterNoise
 
 Array = npt.NDArray[Any]
 Act = Callable[[Array, Array, Array], None]  # obs [B, ...], noise [B, width], out [B, ...]
+VersionAt = Callable[[int], int]  # row -> the version `act` runs from that row on, loaded when it is another one
 
 
 @dataclass
@@ -95,13 +96,12 @@ class Actor:
                 )
         self._carry = Carry(replayed, counters, np.array(noise_counter, np.int64))
 
-    def fill(self, slab: Slab, act: Act, version: int) -> None:
+    def fill(self, slab: Slab, act: Act, version_at: VersionAt) -> None:
         """One rollout into a leased slab. The caller commits it."""
         carry = self._carry
         assert carry is not None, "begin or restore first"
         started = now_ns()
         slab.header[Word.STARTED_NS] = started
-        slab.version.fill(version)
         slab.obs[0] = carry.obs
         noise = self._noise.draw(carry.noise_counter, slab.schema.n_steps)
         row_index = 0
@@ -116,6 +116,7 @@ class Actor:
         setup_ns = mark - started
         try:
             for row_index, row in enumerate(slab.rows):
+                slab.version[row_index] = version_at(row_index)
                 act(row.obs, noise[drawn, everyone] if self._envs.skips_rows else noise[row_index], row.action)
                 acted = now_ns()
                 self._envs.step(self._as_sent(row.action), row, final)

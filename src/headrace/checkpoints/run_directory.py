@@ -40,6 +40,14 @@ def default_run_dir(env: str, seed: int) -> Path:
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
+def _without_places(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as JSON has it, without where actors run: a run may go on elsewhere."""
+    plain: dict[str, Any] = json.loads(json.dumps(config))
+    for name in ("topology", "workers", "shards", "start_method"):
+        plain.get("topology", {}).pop(name, None)
+    return plain
+
+
 def open_run_dir(run_dir: Path, config: dict[str, Any], is_new: bool) -> None:
     """Make the directory and write what is known at the start; refused if it can't be, or holds another run."""
     if is_new and any((run_dir / name).exists() for name in ("checkpoints", "metrics.jsonl")):
@@ -48,7 +56,7 @@ def open_run_dir(run_dir: Path, config: dict[str, Any], is_new: bool) -> None:
             f"or choose another directory"
         )
     if not is_new and (run_dir / "config.json").is_file():
-        theirs, ours = json.loads((run_dir / "config.json").read_text()), json.loads(json.dumps(config))
+        theirs, ours = (_without_places(c) for c in (json.loads((run_dir / "config.json").read_text()), config))
         other = [key for key in ours if key != "session" and theirs.get(key) != ours[key]]
         if other:
             raise UsageError(

@@ -83,6 +83,8 @@ def _explain(error: HeadraceError) -> None:
     """One clear message; where somebody else's code raised, its whole traceback above it."""
     if isinstance(error, EnvError) and error.__cause__ is not None and not _is_ours(error.__cause__):
         traceback.print_exception(error.__cause__, file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):  # a worker's traceback
+        print(note, file=sys.stderr)
     print(f"headrace: error: {error}", file=sys.stderr)
 
 

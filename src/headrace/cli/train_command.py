@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from headrace.api import PPO
 
 
+_PLACES = ("topology", "workers", "shards", "start_method")
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """Train PPO on an environment. CleanRL's names (--num-envs, --num-steps, --update-epochs ...) work too."""
@@ -47,6 +50,8 @@ class TrainOptions:
     ppo: tyro.conf.OmitArgPrefixes[PpoConfig] = field(default_factory=PpoConfig)
     topology: tyro.conf.OmitArgPrefixes[TopologyConfig] = field(default_factory=TopologyConfig)
     session: tyro.conf.OmitArgPrefixes[SessionConfig] = field(default_factory=SessionConfig)
+    schedule: Path | None = None
+    """Replay an asynchronous run inline, to the same bits: its schedule.jsonl, with --config its config.json."""
     quiet: bool = False
     """No live view."""
     dry_run: bool = False
@@ -64,7 +69,7 @@ def main(argv: list[str]) -> int:
     config = _run_config(options)
     from headrace.api import PPO
 
-    with PPO.from_config(config) as model:
+    with PPO.from_config(config, schedule=options.schedule) as model:
         if options.dry_run:
             print(model.plan())
             return 0
@@ -79,7 +84,7 @@ def _parse(argv: list[str], defaults: TrainOptions) -> TrainOptions:
 
 
 def _resume(argv: list[str]) -> int:
-    """The run's own options are the defaults; those that decide its bits can't be changed."""
+    """The run's own options are the defaults; where actors run may be changed, what decides its bits may not."""
     from headrace.api import PPO
     from headrace.checkpoints.snapshot import find_latest
 
@@ -89,7 +94,7 @@ def _resume(argv: list[str]) -> int:
     saved, home = decode(snapshot.state["config"]), _home(found)
     options = _parse(argv, _options(saved, _saved_session(home)))
     _require_same(saved, _run_config(options))
-    with PPO.from_snapshot(snapshot) as model:
+    with PPO.from_snapshot(snapshot, topology=options.topology) as model:
         if options.dry_run:
             steps, total = model.num_timesteps, options.session.total_timesteps
             print(f"{'resumes':<12} {found.name} at {steps:,} of {total:,} steps")
@@ -156,7 +161,7 @@ def _options(config: RunConfig, session: SessionConfig) -> TrainOptions:
 def _require_same(saved: RunConfig, asked: RunConfig) -> None:
     was, now = flat(encode(saved)), flat(encode(asked))
     for name, value in was.items():
-        if now[name] != value:
+        if now[name] != value and name not in _PLACES:
             raise UsageError(
                 f"--resume goes on with the run as it was: {name} is {value!r}, got {now[name]!r}; "
                 f"for another one start a new run (--config RUN/config.json takes over its options)"

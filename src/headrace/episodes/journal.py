@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.vector_env import LiveEpisode
+from headrace.errors import ReplayError
 
 Array = npt.NDArray[Any]
 
@@ -54,8 +55,21 @@ class Journal:
             for env in env_indices
         ]
 
+    def fork(self, env_indices: range) -> Journal:
+        """A journal of some environments that goes its own way from here."""
+        other = Journal(len(self._episode), self._seed_of, self._as_sent)
+        for env in env_indices:
+            other._episode[env] = self._episode[env]
+            other._chunks[env] = list(self._chunks[env])
+        return other
+
     def restore(self, live: list[LiveEpisode]) -> None:
         """Take over the live episodes of a checkpoint."""
         for one in live:
+            if one.seed != self._seed_of(one.env_index, one.episode):
+                raise ReplayError(
+                    f"env {one.env_index}, episode {one.episode}: its seed {one.seed} is not the seed tree's; "
+                    f"the journal belongs to a run with another seed"
+                )
             self._episode[one.env_index] = one.episode
             self._chunks[one.env_index] = [one.actions] if len(one.actions) else []

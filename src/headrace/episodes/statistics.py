@@ -38,21 +38,30 @@ class EpisodeStatistics:
         self._recent: deque[tuple[float, int]] = deque(maxlen=window)
         self.finished = 0
 
-    def add(self, reward: Array, terminated: Array, truncated: Array, valid: Array, episode: Array) -> list[Finished]:
-        """Take in [T, N] rows; returns the episodes that ended in them."""
+    def add(
+        self,
+        reward: Array,
+        terminated: Array,
+        truncated: Array,
+        valid: Array,
+        episode: Array,
+        columns: Array | None = None,
+    ) -> list[Finished]:
+        """Take in [T, N] rows of all environments, or of those in `columns`; returns the episodes that ended."""
+        envs = np.arange(len(self._return)) if columns is None else columns
         ended = (terminated | truncated) & valid
         rewards = np.where(valid, reward, 0.0).astype(np.float64)
-        begin = np.zeros(len(self._return), np.int64)  # first row of each environment's running episode
+        total, count = self._return[envs], self._length[envs]
+        begin = np.zeros(len(envs), np.int64)  # first row of each environment's running episode
         done: list[Finished] = []
-        for t, env in np.argwhere(ended):  # by row, then environment
-            rows = slice(begin[env], t + 1)
-            total = float(self._return[env] + rewards[rows, env].sum())
-            length = int(self._length[env] + valid[rows, env].sum())
-            done.append(Finished(int(env), int(episode[t, env]), total, length, bool(terminated[t, env])))
-            self._return[env], self._length[env], begin[env] = 0.0, 0, t + 1
+        for t, b in np.argwhere(ended):  # by row, then environment
+            rows = slice(begin[b], t + 1)
+            final, length = float(total[b] + rewards[rows, b].sum()), int(count[b] + valid[rows, b].sum())
+            done.append(Finished(int(envs[b]), int(episode[t, b]), final, length, bool(terminated[t, b])))
+            total[b], count[b], begin[b] = 0.0, 0, t + 1
         running = np.arange(len(reward))[:, None] >= begin
-        self._return += np.where(running, rewards, 0.0).sum(0)
-        self._length += (valid & running).sum(0)
+        self._return[envs] = total + np.where(running, rewards, 0.0).sum(0)
+        self._length[envs] = count + (valid & running).sum(0)
         self._recent.extend((one.total_reward, one.length) for one in done)
         self.finished += len(done)
         return done

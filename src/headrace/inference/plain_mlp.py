@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from headrace.compiler import compiled
 from headrace.policies.distributions import Categorical, DiagonalGaussian
-from headrace.policies.kernels import KINDS, activate, compiled, head, product, transpose
+from headrace.policies.kernels import KINDS, activate, head, product, transpose
 from headrace.policies.networks import MlpPolicy
 
 Array = npt.NDArray[Any]

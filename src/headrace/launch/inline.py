@@ -1,64 +1,81 @@
 """Inline: every shard's actor in the caller's thread, one after the other.
 
-    for each shard: lease -> load the latest weights -> fill -> commit          until the pace allows no more leases
+    lease: a lease per shard that the pace allows -> wait: fill and commit them, in shard order
 
 The simplest place to run, and for cheap environments often the fastest. A crash here can't be replaced; it reaches the
-caller as it is.
+caller as it is. Replays recorded schedules of other places, since it can act with any version that is still kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
 
-import numpy as np
-
-from headrace.acting.actor import Act, Actor
-from headrace.clock import now_ns
-from headrace.envs.vector_env import LiveEpisode
+from headrace.acting.actor import Actor
+from headrace.errors import HeadraceError
+from headrace.launch.actors import CrewPlan, Spent, StartOf, every_lease
+from headrace.launch.hand import Hand
+from headrace.launch.schedule import Schedule
+from headrace.launch.shard import build_actor, seat
 from headrace.memory.ring import Ring
-from headrace.memory.slab import Array
+from headrace.memory.ring_state import Lease
+from headrace.weights.store import WeightStore
 
 
 class InlineActors:
-    """All actors of a run, driven by `collect`."""
+    """All actors of a run, driven by the caller."""
 
-    def __init__(self, actors: Sequence[Actor], act: Act, latest_version: Callable[[], int]) -> None:
-        self._actors = list(actors)
-        self._act = act
-        self._latest_version = latest_version  # loads the newest weights into what `act` runs, and names them
+    restarts = 0
 
-    def begin(self, shards: Sequence[range], last_obs: Array) -> None:
-        """Start all environments; `last_obs` says the shape and dtype of an observation of all of them."""
-        for actor, shard in zip(self._actors, shards, strict=True):
-            actor.begin(np.empty_like(last_obs[shard.start : shard.stop]))
+    def __init__(self, plan: CrewPlan, store: WeightStore, schedule: Schedule | None = None) -> None:
+        self._plan = plan
+        self._actors: list[Actor] = []
+        self._hand = Hand(plan.hand, store)
+        self._schedule = schedule
+        self._scheduled = 0  # leases asked for by it so far
+        self._pending: deque[tuple[Ring, Lease, int]] = deque()
 
-    def restore(
-        self, shards: Sequence[range], live: Sequence[LiveEpisode], last_obs: Array, noise_counter: Array
-    ) -> None:
-        """Bring all environments back to their last commit."""
-        for actor, shard in zip(self._actors, shards, strict=True):
-            part = slice(shard.start, shard.stop)
-            actor.restore(live[part], last_obs[part], noise_counter[part])
+    def launch(self, start_of: StartOf) -> None:
+        """Start, or bring back, all environments."""
+        for plan in self._plan.shards:
+            self._actors.append(build_actor(plan, self._plan.noise))
+        for shard, (actor, plan) in enumerate(zip(self._actors, self._plan.shards, strict=True)):
+            seat(actor, start_of(shard), self._plan.hand.observation, len(plan.env_indices))
 
-    def collect(self, ring: Ring) -> None:
-        """Fill every slab that the pace allows."""
-        for shard, actor in enumerate(self._actors):
-            lease = ring.lease(shard)
-            if lease is not None:
-                slab = ring.slab(lease)
-                actor.fill(slab, self._act, self._latest_version())
-                slab.commit(lease.fence, now_ns())
+    def lease(self, ring: Ring, version: int) -> None:
+        """Note every lease that the pace allows: older rollouts first, or in the order of the schedule."""
+        if self._schedule is None:
+            leases = list(every_lease(ring, range(len(self._actors))))
+        else:
+            leases = []
+            uses = self._schedule.uses
+            while self._scheduled < len(uses) and (lease := ring.lease(uses[self._scheduled].shard)) is not None:
+                leases.append(lease)
+                self._scheduled += 1
+        self._pending.extend((ring, lease, version) for lease in leases)
 
-    def spent_s(self) -> dict[str, float]:
+    def wait(self) -> None:
+        """Fill the next slab; only one, since the weights of the later ones may not be there yet."""
+        if not self._pending:
+            raise HeadraceError(
+                "no rollout is leased, so none can be waited for"
+                + ("" if self._schedule is None else ": the schedule has no more; train for no more steps than it has")
+            )
+        ring, lease, version = self._pending.popleft()
+        versions = None if self._schedule is None else self._schedule.versions_of(lease.shard, lease.sequence)
+        self._hand.fill(self._actors[lease.shard], ring.slab(lease), lease.fence, version, versions)
+
+    def spent(self) -> Spent:
         """Seconds in env, inference and copy since the last call."""
-        total = {"env": 0.0, "inference": 0.0, "copy": 0.0}
+        total = Spent()
         for actor in self._actors:
-            for name in total:
-                total[name] += getattr(actor.spent, name) / 1e9
-                setattr(actor.spent, name, 0)
+            total.env += actor.spent.env / 1e9
+            total.inference += actor.spent.inference / 1e9
+            total.copy += actor.spent.copy / 1e9
+            actor.spent.env = actor.spent.inference = actor.spent.copy = 0
         return total
 
     def close(self) -> None:
         """Close all environments."""
-        for actor in self._actors:
+        actors, self._actors = self._actors, []
+        for actor in actors:
             actor.close()

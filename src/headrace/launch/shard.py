@@ -1,6 +1,7 @@
 """Builds one shard's actor from plain data: the same call inline, in a thread or in a spawned process.
 
 ShardPlan (picklable) --build_actor--> Actor over SerialEnvs (single environments) or GymnasiumVector (a pool)
+Start (where the journal says the shard is) --seat--> the actor begins, or goes on from there
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from headrace.acting.actor import Actor
 from headrace.envs.actions import sender
 from headrace.envs.adapters.gymnasium_vector import GymnasiumVector
@@ -16,6 +19,8 @@ from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.serial import SerialEnvs
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import VectorEnv
+from headrace.episodes.books import Whereabouts
+from headrace.memory.spaces import Space, shape_of
 from headrace.policies.noise import CounterNoise, NoiseSpec
 
 
@@ -26,6 +31,14 @@ class ShardPlan:
     spec: EnvSpec
     env_indices: range
     seed: int
+
+
+def seat(actor: Actor, start: Whereabouts | None, observation: Space, n_envs: int) -> None:
+    """Bring an actor to where its shard is; None: at the beginning."""
+    if start is None:
+        actor.begin(np.empty((n_envs, *shape_of(observation)), observation.dtype))
+    else:
+        actor.restore(start.live, start.last_obs, start.noise_counter)
 
 
 def episode_seed(seed: int, env_index: int, episode: int) -> int:
@@ -49,12 +62,8 @@ def build_noise(plan: ShardPlan, noise: NoiseSpec, purpose: Purpose = Purpose.NO
 
 
 def build_actor(plan: ShardPlan, noise: NoiseSpec) -> Actor:
-    """The shard's actor; begin or restore it before it fills slabs."""
-    return actor_of(plan, build_envs(plan), noise)
-
-
-def actor_of(plan: ShardPlan, envs: VectorEnv, noise: NoiseSpec) -> Actor:
-    """The actor over environments that are already there."""
+    """The shard's actor; seat it before it fills slabs."""
+    envs = build_envs(plan)
     return Actor(
         envs, build_noise(plan, noise), sender(envs.action_space), plan.env_indices, partial(episode_seed, plan.seed)
     )

@@ -8,11 +8,12 @@ anything starts. Starts nothing itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.errors import UsageError, require_types
 
-_TOPOLOGIES = {"auto": True, "inline": True, "threads": False, "processes": False, "ray": False, "fused": False}
+_TOPOLOGIES = {"auto": True, "inline": True, "threads": True, "processes": True, "ray": False, "fused": False}
 _INFERENCE = {"auto": True, "local": True, "central": False}
 
 
@@ -32,9 +33,23 @@ class TopologyConfig:
     """How many versions old data may be; 0 is synchronous."""
     shards: int = 0
     """Groups of environments that fill a slab together; 0 chooses. Never changes results in synchronous runs."""
+    start_method: str = "forkserver"
+    """How worker processes come up: forkserver (quick) or spawn."""
+    pick_up_rows: int = -1
+    """Rows after which actors look for newer weights; 0: only between slabs, -1: 0 if synchronous, else 8."""
+    publish_every: str = "1"
+    """How often new weights are published: every so many updates, or seconds as in 0.5s."""
+    batch: str = "every_shard"
+    """What an update learns from: every_shard (one slab of each) or first_come (as many, whoever was first)."""
 
     def __post_init__(self) -> None:
-        require_types(self, {int: ("n_envs", "max_lag", "shards"), str: ("topology", "workers", "inference")})
+        require_types(
+            self,
+            {
+                int: ("n_envs", "max_lag", "shards", "pick_up_rows"),
+                str: ("topology", "workers", "inference", "start_method", "batch", "publish_every"),
+            },
+        )
         if self.n_envs < 1:
             raise UsageError(f"n_envs: expected at least 1, got {self.n_envs}")
         if not 0 <= self.shards <= self.n_envs:
@@ -43,12 +58,23 @@ class TopologyConfig:
         _require("inference", self.inference, _INFERENCE)
         if self.max_lag < 0:
             raise UsageError(f"max_lag: expected 0 or more, got {self.max_lag}")
-        if self.max_lag > 0:
-            raise UsageError(f"max_lag={self.max_lag} is not built yet; use 0 (synchronous)")
-        if self.workers != "auto" and not self.workers.isdigit():
-            raise UsageError(f"workers: expected auto or a number, got {self.workers!r}")
-        if self.workers not in ("auto", "0", "1"):
-            raise UsageError(f"workers={self.workers} is not built yet (topology=inline has none); use auto")
+        if self.workers != "auto" and (not self.workers.isdigit() or self.workers == "0"):
+            raise UsageError(f"workers: expected auto or a number of at least 1, got {self.workers!r}")
+        if self.topology == "inline" and self.workers not in ("auto", "1"):
+            raise UsageError(f"workers={self.workers}: topology=inline has none; use threads, processes or auto")
+        if self.start_method not in ("forkserver", "spawn"):
+            raise UsageError(f"start_method: expected forkserver or spawn, got {self.start_method!r}")
+        if self.batch not in ("every_shard", "first_come"):
+            raise UsageError(f"batch: expected every_shard or first_come, got {self.batch!r}")
+        if self.batch == "first_come" and self.max_lag == 0:
+            raise UsageError("batch=first_come needs max_lag of at least 1: a synchronous update waits for every shard")
+        publishing(self.publish_every)
+        if self.pick_up_rows < -1:
+            raise UsageError(f"pick_up_rows: expected -1 (auto), 0 or more, got {self.pick_up_rows}")
+        if self.pick_up_rows > 0 and self.max_lag == 0:
+            raise UsageError(
+                "pick_up_rows needs max_lag of at least 1: synchronous actors change weights between slabs"
+            )
 
 
 @dataclass(frozen=True)
@@ -60,6 +86,10 @@ class Topology:
     max_lag: int
     shards: tuple[range, ...]
     reasons: tuple[str, ...]
+    workers: int = 1
+    start_method: str = "forkserver"
+    pick_up_rows: int = 0
+    is_even: bool = True
 
     @property
     def slabs_per_update(self) -> int:
@@ -67,17 +97,50 @@ class Topology:
         return len(self.shards)
 
 
-def resolve(config: TopologyConfig) -> Topology:
-    """Settle every `auto`, and say why."""
+@dataclass(frozen=True)
+class Choice:
+    """A place and a number of workers, and why."""
+
+    topology: str
+    workers: int
+    reason: str
+
+
+def resolve(config: TopologyConfig, choose: Callable[[TopologyConfig], Choice]) -> Topology:
+    """Settle every `auto`, and say why. `choose` is asked where a measurement must decide."""
     reasons = []
-    if config.topology == "auto":
-        reasons.append("topology=inline: the only one built so far; no hand-over costs")
+    topology, workers = config.topology, 1 if config.workers == "auto" else int(config.workers)
+    if topology == "auto" or (topology != "inline" and config.workers == "auto"):
+        choice = choose(config)
+        topology, workers = choice.topology, choice.workers
+        reasons.append(choice.reason)
     if config.inference == "auto":
-        reasons.append("inference=local: the actor runs in the learner's process")
-    count = config.shards or 1
+        reasons.append("inference=local: each actor runs the policy itself; nothing travels")
+    if topology == "inline":
+        workers = 1
+    if workers > config.n_envs:
+        raise UsageError(f"workers: expected at most n_envs = {config.n_envs}, got {workers}")
+    count = config.shards or workers
+    if count < workers:
+        raise UsageError(f"shards: expected at least workers = {workers}, got {count}; a worker needs one to fill")
     if not config.shards:
-        reasons.append("shards=1: one thread steps all environments, so one slab is the largest batch")
-    return Topology("inline", "local", config.max_lag, tuple(split(config.n_envs, count)), tuple(reasons))
+        reasons.append(f"shards={count}: one for each that steps environments, so slabs are as large as can be")
+    rows = config.pick_up_rows if config.pick_up_rows >= 0 else 8 if config.max_lag else 0
+    return Topology(
+        topology, "local", config.max_lag, tuple(split(config.n_envs, count)), tuple(reasons), workers,
+        config.start_method, rows, config.batch == "every_shard",
+    )  # fmt: skip
+
+
+def publishing(text: str) -> tuple[int, float]:
+    """(updates, seconds) between two publishes; one of them is 0."""
+    try:
+        updates, seconds = (0, float(text[:-1])) if text.endswith("s") else (int(text), 0.0)
+    except ValueError:
+        updates, seconds = 0, 0.0
+    if updates < 1 and not 0 < seconds < float("inf"):
+        raise UsageError(f"publish_every: expected updates, as in 1, or seconds, as in 0.5s, got {text!r}")
+    return updates, seconds
 
 
 def split(n_envs: int, count: int) -> list[range]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace.policies.kernels import compiled, summing
+from headrace.compiler import compiled, summing
 
 Array = npt.NDArray[Any]
 

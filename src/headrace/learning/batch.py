@@ -74,13 +74,14 @@ def assemble(slabs: Sequence[Slab]) -> Batch:
     if len(slabs) == 1:
         slab = slabs[0]
         arrays = {name: slab.arrays[name] for name in Batch.__dataclass_fields__ if not name.startswith("final")}
+        arrays["version"] = _per_env(slab)
         return Batch(**arrays, final_row=slab.final_row, final_obs=slab.final_obs)
     arrays = {}
     for field in slabs[0].schema.fields:
         if field.name in Batch.__dataclass_fields__ and field.axes in ("TB", "B"):
             parts, axis = [slab.arrays[field.name] for slab in slabs], field.axes.index("B")
             arrays[field.name] = np.concatenate(parts, axis, out=_aligned_like(parts, axis))
-    arrays["version"] = np.min([slab.version for slab in slabs], axis=0)
+    arrays["version"] = np.concatenate([_per_env(slab) for slab in slabs], 1)
     n_envs, offset, rows = arrays["reward"].shape[1], 0, []
     for slab in slabs:
         t, b = np.divmod(slab.final_row, slab.schema.n_envs)
@@ -89,6 +90,10 @@ def assemble(slabs: Sequence[Slab]) -> Batch:
     final_row = np.concatenate(rows)
     order = np.argsort(final_row)  # by row, then environment: as one shard would have recorded them
     return Batch(**arrays, final_row=final_row[order], final_obs=np.concatenate([s.final_obs for s in slabs])[order])
+
+
+def _per_env(slab: Slab) -> Array:
+    return np.broadcast_to(slab.version[:, None], slab.reward.shape)
 
 
 def _aligned_like(parts: list[Array], axis: int) -> Array:

@@ -20,10 +20,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from headrace.compiler import compiled
 from headrace.learning.ppo import Coefficients, Rows, Terms
 from headrace.learning.towers import Memory, Tower
 from headrace.policies.distributions import HALF_LOG_2PI, Categorical, DiagonalGaussian
-from headrace.policies.kernels import compiled, head
+from headrace.policies.kernels import head
 from headrace.policies.networks import MlpPolicy
 from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
@@ -64,8 +65,8 @@ class ClosedFormGradients:
     def __call__(self, rows: Rows, index: Tensor, c: Coefficients) -> Terms:
         x = self._encode(rows.obs.index_select(0, index))
         picked = index.numpy()
-        action, old_log_prob, old_value, advantage, returns = (tensor.numpy() for tensor in rows[1:])
-        advantage = _picked(advantage, picked, c.normalize_advantage)
+        action, old_log_prob, old_value, advantage, returns, weight = (tensor.numpy() for tensor in rows[1:])
+        advantage = _picked(advantage, weight, picked, c.normalize_advantage)
         actor, critic, terms = self._actor, self._critic, self._terms
 
         hidden = actor.forward(x)
@@ -126,8 +127,8 @@ def _headed(tower: Tower, x: Tensor) -> Tensor:
 
 
 @compiled
-def _picked(advantage: Array, index: Array, normalize: bool) -> Array:
-    """The minibatch's advantages, with zero mean and unit variance if asked for; a single row stays as it is."""
+def _picked(advantage: Array, weight: Array, index: Array, normalize: bool) -> Array:
+    """The minibatch's advantages times weights, with zero mean and unit variance before if asked for (and possible)."""
     n = len(index)
     out = np.empty(n, np.float32)
     total = 0.0
@@ -141,6 +142,8 @@ def _picked(advantage: Array, index: Array, normalize: bool) -> Array:
         scale = 1 / (math.sqrt(squares / (n - 1)) + 1e-8)
         for r in range(n):
             out[r] = (out[r] - mean) * scale
+    for r in range(n):
+        out[r] *= weight[index[r]]
     return out
 
 

@@ -41,6 +41,11 @@ class PpoConfig:
     """Gradients longer than this are shortened to it."""
     target_kl: float | None = None
     """Stop an update's epochs when the policy has moved 1.5 times this far."""
+    late: Literal["reject", "weight", "vtrace"] = "reject"
+    """Data of older versions (max_lag > 0): reject what is older than max_lag and train on the rest as it is; weight it
+    by the truncated ratio to the policy that acted (decoupled PPO); or correct advantages by V-trace."""
+    late_clip: float = 1.0
+    """Where those ratios are truncated."""
     gradients: Literal["auto", "autograd", "closed_form"] = "auto"
     """How gradients are computed: closed_form is a faster hand-derived backward pass for the plain MlpPolicy."""
     learner_threads: int = 1
@@ -48,7 +53,7 @@ class PpoConfig:
 
     def __post_init__(self) -> None:
         whole = ("n_steps", "batch_size", "n_epochs", "learner_threads")
-        numbers = ("gamma", "gae_lambda", "clip_range_vf", "vf_coef", "max_grad_norm", "target_kl")
+        numbers = ("gamma", "gae_lambda", "clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "late_clip")
         require_types(self, {int: whole, float: numbers})
         for name in whole:
             value = getattr(self, name)
@@ -63,6 +68,10 @@ class PpoConfig:
             raise UsageError(f"clip_range_vf: expected more than 0 or none, got {self.clip_range_vf!r}")
         if self.target_kl is not None and self.target_kl <= 0:
             raise UsageError(f"target_kl: expected more than 0 or none, got {self.target_kl!r}")
+        if self.late not in ("reject", "weight", "vtrace"):
+            raise UsageError(f"late: expected reject, weight or vtrace, got {self.late!r}")
+        if self.late_clip <= 0:
+            raise UsageError(f"late_clip: expected more than 0, got {self.late_clip!r}")
         if self.gradients not in ("auto", "autograd", "closed_form"):
             raise UsageError(f"gradients: expected auto, autograd or closed_form, got {self.gradients!r}")
         for name in ("learning_rate", "clip_range", "ent_coef"):

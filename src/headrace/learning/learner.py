@@ -1,6 +1,7 @@
 """The learner: a completed batch in, changed parameters out. One call of `update` is one version.
 
-    batch -> advantages -> epochs of minibatches: gradients -> finite? -> clip -> Adam, all on one flat vector
+    batch -> targets (advantages; corrections of late rows) -> epochs of minibatches: gradients -> finite? -> clip ->
+    Adam, all on one flat vector
 
 Parameters never become NaN: a gradient that is not finite stops the run before it is applied.
 Does not know slabs, rings, publishing or who collected the batch.
@@ -9,7 +10,8 @@ Does not know slabs, rings, publishing or who collected the batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +19,10 @@ from torch import Tensor, nn
 
 from headrace.errors import NumericsError, UsageError
 from headrace.learning.adam import Adam
-from headrace.learning.advantages import gae
-from headrace.learning.batch import Batch
+from headrace.learning.advantages import gae, vtrace
+from headrace.learning.batch import Array, Batch
 from headrace.learning.closed_form import ClosedFormEvaluator, ClosedFormGradients, supports
+from headrace.learning.completion import complete
 from headrace.learning.config import PpoConfig, schedule
 from headrace.learning.minibatches import minibatches
 from headrace.learning.ppo import AutogradGradients, Coefficients, Gradients, Rows, Terms
@@ -28,6 +31,16 @@ from headrace.policies.policy import Evaluator
 from headrace.weights.flat import FlatParameters
 
 Generator = Callable[[int], np.random.Generator]  # update number -> the generator of its shuffling
+
+
+class Targets(NamedTuple):
+    """What PPO trains on, [T, N]: advantages, value targets, and the policy that ratios are clipped against."""
+
+    advantage: Array
+    returns: Array
+    log_prob: Array
+    weight: Array
+    value: Array | None = None  # what clip_range_vf clips around; None: the batch's own
 
 
 class Learner:
@@ -55,23 +68,25 @@ class Learner:
             return ClosedFormEvaluator(module)
         return as_policy(module)
 
-    def advantages(self, batch: Batch) -> tuple[Any, Any]:
-        """Advantages and returns of a completed batch."""
-        return gae(
-            batch.reward,
-            batch.value,
-            batch.bootstrap_value,
-            batch.terminated,
-            batch.truncated,
-            batch.valid,
-            batch.last_value,
-            self._config.gamma,
-            self._config.gae_lambda,
-        )
+    def targets(self, batch: Batch, version: int) -> Targets:
+        """What a completed batch teaches; rows that an older version than `version` acted in, by `late`."""
+        config = self._config
+        arrays = (batch.reward, batch.value, batch.bootstrap_value, batch.terminated, batch.truncated, batch.valid)
+        discounts = (config.gamma, config.gae_lambda)
+        if config.late == "reject" or int(batch.version.min()) >= version:
+            advantage, returns = gae(*arrays, batch.last_value, *discounts)
+            return Targets(advantage, returns, batch.log_prob, np.ones_like(batch.log_prob))
+        now = _seen_by(batch, self.evaluator(self._flat.module))
+        log_ratio = now.log_prob - batch.log_prob
+        if config.late == "weight":
+            advantage, returns = gae(*arrays, batch.last_value, *discounts)
+            weight = np.exp(np.minimum(log_ratio, np.log(np.float32(config.late_clip))))
+            return Targets(advantage, returns, now.log_prob, weight, now.value)
+        values = (batch.reward, now.value, now.bootstrap_value, batch.terminated, batch.truncated, batch.valid)
+        advantage, returns = vtrace(*values, now.last_value, *discounts, log_ratio, config.late_clip)
+        return Targets(advantage, returns, now.log_prob, np.ones_like(batch.log_prob), now.value)
 
-    def update(
-        self, batch: Batch, advantage: Any, returns: Any, update: int, progress_remaining: float
-    ) -> dict[str, float]:
+    def update(self, batch: Batch, targets: Targets, update: int, progress_remaining: float) -> dict[str, float]:
         """All epochs over one batch; returns what SB3 would log under train/."""
         config = self._config
         coefficients = Coefficients(
@@ -82,7 +97,7 @@ class Learner:
             config.normalize_advantage,
         )
         learning_rate = self._learning_rate(progress_remaining)
-        everything = _rows(batch, advantage, returns)
+        everything = _rows(batch, targets)
         valid = np.flatnonzero(batch.valid)
         if not len(valid):
             raise UsageError(
@@ -106,7 +121,8 @@ class Learner:
                 break
         self.minibatches_done += len(norms)
         return _summary(seen, norms) | {
-            "train/explained_variance": _explained_variance(batch.value[batch.valid], returns[batch.valid]),
+            "train/explained_variance": _explained_variance(batch.value[batch.valid], targets.returns[batch.valid]),
+            "headrace/down_weighted": float((targets.weight[batch.valid] < 1.0 - 1e-6).sum()),
             "train/learning_rate": learning_rate,
             "train/clip_range": coefficients.clip_range,
             "train/ent_coef": coefficients.ent_coef,
@@ -144,9 +160,27 @@ def _choose_gradients(flat: FlatParameters, config: PpoConfig) -> Gradients:
     return ClosedFormGradients(flat) if possible and config.gradients != "autograd" else AutogradGradients(flat)
 
 
-def _rows(batch: Batch, advantage: Any, returns: Any) -> Rows:
+def _seen_by(batch: Batch, policy: Evaluator) -> Batch:
+    """The batch as the present weights see it; the slabs' own numbers stay."""
+    fresh = {
+        name: np.empty_like(getattr(batch, name)) for name in ("log_prob", "value", "bootstrap_value", "last_value")
+    }
+    seen = replace(batch, version=np.zeros_like(batch.version), **fresh)
+    complete(seen, lambda version: policy)
+    return seen
+
+
+def _rows(batch: Batch, targets: Targets) -> Rows:
     n = batch.n_steps * batch.n_envs
-    arrays = (batch.obs, batch.action, batch.log_prob, batch.value, advantage, returns)
+    arrays = (
+        batch.obs,
+        batch.action,
+        targets.log_prob,
+        batch.value if targets.value is None else targets.value,
+        targets.advantage,
+        targets.returns,
+        targets.weight,
+    )
     return Rows(*(torch.from_numpy(a.reshape(n, *a.shape[2:])) for a in arrays))
 
 
@@ -159,6 +193,6 @@ def _summary(seen: list[Terms], norms: list[float]) -> dict[str, float]:
     }
 
 
-def _explained_variance(value: Any, returns: Any) -> float:
+def _explained_variance(value: Array, returns: Array) -> float:
     variance = float(np.var(returns))
     return float("nan") if variance == 0 else 1.0 - float(np.var(returns - value)) / variance

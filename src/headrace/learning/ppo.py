@@ -27,6 +27,7 @@ class Rows(NamedTuple):
     value: Tensor
     advantage: Tensor
     returns: Tensor
+    weight: Tensor  # of a row in the policy's loss: 1, or less where another policy than the clipped one acted
 
 
 class Coefficients(NamedTuple):
@@ -66,6 +67,7 @@ def normalized(advantage: Tensor) -> Tensor:
 def ppo_loss(now: Evaluation, rows: Rows, c: Coefficients) -> tuple[Tensor, Terms]:
     """The clipped surrogate, SB3's value loss (no factor one half) and the entropy bonus; with what to report."""
     advantage = normalized(rows.advantage) if c.normalize_advantage else rows.advantage
+    advantage = advantage * rows.weight
     log_ratio = now.log_prob - rows.log_prob
     ratio = log_ratio.exp()
     policy_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - c.clip_range, 1 + c.clip_range)).mean()

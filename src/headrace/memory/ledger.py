@@ -46,12 +46,17 @@ class Ledger:
         self.discarded[reason] += steps
 
     def check(self) -> None:
-        """Raise if a step is unaccounted for. Call it between updates, when nothing is in flight."""
+        """Raise if a step is unaccounted for. Call it between updates, when no batch is in hand."""
         settled = self.consumed + self.rejected + sum(self.discarded.values())
         if self.produced != settled:
             raise LedgerError(
                 f"the ledger does not balance: produced {self.produced}, accounted for {settled}: {self.encode()}"
             )
+
+    @property
+    def sequences(self) -> list[int]:
+        """The next sequence number of every shard."""
+        return list(self._next_sequence)
 
     def encode(self) -> dict[str, Any]:
         """The ledger as JSON."""
@@ -67,4 +72,5 @@ class Ledger:
         """Go on from a checkpoint."""
         self.produced, self.consumed, self.rejected = data["produced"], data["consumed"], data["rejected"]
         self.discarded = Counter(data["discarded"])
-        self._next_sequence = list(data["sequences"])
+        saved, count = data["sequences"], len(self._next_sequence)
+        self._next_sequence = list(saved) if len(saved) == count else [max(saved)] * count  # other shards, one number

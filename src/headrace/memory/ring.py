@@ -3,14 +3,19 @@
     owner.lease(shard) -> Lease -> actor fills ring.slab(lease) and commits -> owner.take() -> owner.release(lease)
 
 One side, the reader's, owns the ring and keeps `RingState`. Writers get a lease and the slab it names, nothing else.
-On the heap the two are one thread; over shared memory a writer attaches to the segment and finds the same bytes.
+On the heap the two are threads of one process; over shared memory a writer attaches to the segment and finds the same
+bytes at `offset(lease)`. Commit words are stored with release and loaded with acquire (memory/atomics).
 Does not know why a lease is granted, nor what is in a slab.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
+from headrace.memory.atomics import load_acquire
 from headrace.memory.ring_state import Lease, RingState
 from headrace.memory.schema import Schema
 from headrace.memory.segment import HeapSegment, Segment
@@ -28,14 +33,21 @@ class Taken:
 class Ring:
     """The owner's side: all slabs of all shards, and who has each."""
 
-    def __init__(self, schemas: list[Schema], slabs_per_shard: int) -> None:
+    def __init__(
+        self,
+        schemas: list[Schema],
+        slabs_per_shard: int,
+        make_segment: Callable[[int], Segment] = HeapSegment,
+        is_even: bool = True,
+    ) -> None:
         self._schemas = schemas
         largest = max(slab_bytes(schema) for schema in schemas)
         self._stride = -(-largest // 4096) * 4096
         num_slots = slabs_per_shard * len(schemas)
-        self.segment: Segment = HeapSegment(self._stride * num_slots)
-        self._state = RingState(num_slots, len(schemas))
-        self._views: dict[tuple[int, Schema], Slab] = {}
+        self.segment = make_segment(self._stride * num_slots)
+        self._words = np.frombuffer(self.segment.buffer, np.int64)
+        self._state = RingState(num_slots, len(schemas), is_even)
+        self._views: dict[tuple[int, int], Slab] = {}
 
     def grant(self, limit: int) -> None:
         """Allow that many leases since the start of the run."""
@@ -56,32 +68,44 @@ class Ring:
     def slab(self, lease: Lease) -> Slab:
         """The slab that a lease names."""
         schema = self._schemas[lease.shard]
-        key = (lease.slot, schema)
+        key = (lease.slot, lease.shard)
         if key not in self._views:
-            start = lease.slot * self._stride
+            start = self.offset(lease)
             self._views[key] = Slab(schema, self.segment.buffer[start : start + slab_bytes(schema)])
         return self._views[key]
 
+    def offset(self, lease: Lease) -> int:
+        """Where in the segment the lease's slab begins."""
+        return lease.slot * self._stride
+
     def take(self) -> list[Taken]:
-        """Every slab committed since the last call, by shard: never in the order in which they arrived."""
+        """Every slab committed since the last call, by shard and sequence: never in the order in which they arrived."""
         taken = []
         for slot in self._state.open_slots():
-            lease = self._state.commit(slot, int(self._commit_word(slot)))
+            lease = self._state.commit(slot, self._commit_word(slot))
             if lease is not None:
                 taken.append(Taken(lease, self.slab(lease)))
-        return sorted(taken, key=lambda one: one.lease.shard)
+        return sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
 
     def release(self, lease: Lease) -> None:
         """Give a slab back."""
         self._state.release(lease)
 
     def revoke(self, shard: int) -> None:
-        """Take an unfinished lease away from a writer that is gone."""
+        """Take a shard's unfinished leases away from a writer that is gone."""
         self._state.revoke(shard)
 
-    def resume(self, sequences: list[int], leased: int) -> None:
+    def close(self) -> None:
+        """Give the memory back; slabs that somebody still reads stay readable."""
+        self.segment.unlink()
+
+    def reject(self, lease: Lease) -> None:
+        """Give a slab back that nobody will learn from; another may be leased in its place."""
+        self._state.reject(lease)
+
+    def resume(self, sequences: list[int], batches: int) -> None:
         """Go on counting where a checkpoint stopped."""
-        self._state.resume(sequences, leased)
+        self._state.resume(sequences, batches)
 
     @property
     def sequences(self) -> list[int]:
@@ -94,5 +118,4 @@ class Ring:
         return self._state.leased
 
     def _commit_word(self, slot: int) -> int:
-        start = slot * self._stride + int(Word.COMMIT) * 8
-        return int.from_bytes(self.segment.buffer[start : start + 8], "little", signed=True)
+        return int(load_acquire(self._words, (slot * self._stride) // 8 + int(Word.COMMIT)))

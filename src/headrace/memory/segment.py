@@ -1,7 +1,9 @@
-"""Segments: the memory that slabs lie in. create -> (attach in other processes) -> close -> unlink by the creator.
+"""Segments: the memory that slabs and weights lie in. create -> (attach in other processes) -> unlink by the creator.
 
-Heap and shared memory give the same thing, a writable buffer. Shared segments are 0600 with unguessable names, and are
-reserved in full when created: tmpfs hands out pages on first touch, and running out later would be a SIGBUS.
+Heap and shared memory give the same thing, a writable buffer. A shared segment is a file in /dev/shm, 0600 with an
+unguessable name, reserved in full when created: tmpfs hands out pages on first touch, and running out later would be a
+SIGBUS. The name is registered with multiprocessing's resource tracker, which removes it should the creator be killed.
+The mapping, and one descriptor, live as long as somebody holds a view of it (SharedMemory refuses to close then).
 Does not know what lies in the bytes.
 """
 
@@ -10,10 +12,14 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-from multiprocessing import shared_memory
+import weakref
+from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Protocol
 
 from headrace.errors import HeadraceError
+
+_DIRECTORY = Path("/dev/shm")
 
 
 class Segment(Protocol):
@@ -24,8 +30,6 @@ class Segment(Protocol):
 
     @property
     def buffer(self) -> memoryview: ...
-
-    def close(self) -> None: ...
 
     def unlink(self) -> None: ...
 
@@ -38,9 +42,6 @@ class HeapSegment:
     def __init__(self, size_bytes: int) -> None:
         self.buffer = memoryview(mmap.mmap(-1, size_bytes))  # page-aligned, and pages come on first touch
 
-    def close(self) -> None:
-        """Nothing to give back: the garbage collector owns it."""
-
     def unlink(self) -> None:
         """Nothing to remove: it has no name."""
 
@@ -48,46 +49,55 @@ class HeapSegment:
 class SharedSegment:
     """Memory that other processes attach to by name."""
 
-    def __init__(self, memory: shared_memory.SharedMemory) -> None:
-        self._memory = memory
+    def __init__(self, name: str, mapping: mmap.mmap, is_creator: bool = False) -> None:
+        self.name: str | None = name
+        self.buffer = memoryview(mapping)
+        # A creator that forgets it, or ends in an exception, leaves no name behind either.
+        self._finalizer = weakref.finalize(self, _remove_own, name, os.getpid()) if is_creator else None
 
     @classmethod
     def create(cls, size_bytes: int) -> SharedSegment:
         """Make and reserve a new segment; refused with needed and available bytes if it does not fit."""
-        whole = os.statvfs("/dev/shm")
-        if 0 < whole.f_blocks * whole.f_frsize < size_bytes:  # never try: mapping it could fail half-way, and leave it
+        whole = os.statvfs(_DIRECTORY)
+        if 0 < whole.f_blocks * whole.f_frsize < size_bytes:
             raise _no_room(size_bytes)
         name = f"headrace-{secrets.token_hex(8)}"
-        memory = shared_memory.SharedMemory(name, create=True, size=size_bytes)
+        resource_tracker.register(f"/{name}", "shared_memory")  # first: a kill in between leaves nothing
         try:
-            os.posix_fallocate(memory._fd, 0, size_bytes)  # type: ignore[attr-defined]
+            descriptor = os.open(_DIRECTORY / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, size_bytes)
+                return cls(name, mmap.mmap(descriptor, size_bytes), is_creator=True)
+            finally:
+                os.close(descriptor)
         except OSError as error:
-            memory.close()
-            memory.unlink()
+            _remove(name)
             raise _no_room(size_bytes) from error
-        return cls(memory)
 
     @classmethod
     def attach(cls, name: str) -> SharedSegment:
         """Open the segment that another process created."""
-        return cls(shared_memory.SharedMemory(name))
-
-    @property
-    def name(self) -> str | None:
-        return self._memory.name
-
-    @property
-    def buffer(self) -> memoryview:
-        assert self._memory.buf is not None, "the segment is closed"
-        return self._memory.buf
-
-    def close(self) -> None:
-        """Unmap. Every array over the buffer must be gone by now."""
-        self._memory.close()
+        descriptor = os.open(_DIRECTORY / name, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(name, mmap.mmap(descriptor, 0))
+        finally:
+            os.close(descriptor)
 
     def unlink(self) -> None:
-        """Remove the name; only the creator does."""
-        self._memory.unlink()
+        """Remove the name; only the creator does, once or more often. Views stay readable."""
+        if self._finalizer is not None:
+            self._finalizer()
+            self.name = None
+
+
+def _remove_own(name: str, creator: int) -> None:
+    if os.getpid() == creator:  # not in a fork of it
+        _remove(name)
+
+
+def _remove(name: str) -> None:
+    (_DIRECTORY / name).unlink(missing_ok=True)
+    resource_tracker.unregister(f"/{name}", "shared_memory")
 
 
 def _no_room(size_bytes: int) -> HeadraceError:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import SchemaError
+from headrace.memory.atomics import store_release
 from headrace.memory.schema import ALIGNMENT, Schema
 
 Array = npt.NDArray[Any]
@@ -142,7 +143,7 @@ class Slab:
     def commit(self, fence: int, committed_ns: int) -> None:
         """The actor's last word: everything before it was written under the lease with this fence."""
         self.header[Word.COMMITTED_NS] = committed_ns
-        self.header[Word.COMMIT] = fence
+        store_release(self.header, Word.COMMIT.value, fence)
 
 
 def slab_bytes(schema: Schema) -> int:

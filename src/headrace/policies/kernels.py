@@ -1,44 +1,23 @@
-"""Compiled arithmetic that acting and learning share: activations, small products, and how a function is compiled.
+"""Compiled arithmetic that acting and learning share: activations and small products.
 
-A small network's time goes into the calls around its arithmetic. numba turns loops into machine code that is called
-once. Sums are written in the order they are to be taken and only `a + b * c` may be fused, so a row comes out the same
-wherever it lies and whoever its neighbours are; the functions marked `summing` may take sums in vectors, each always
-in the same way. Machine code is kept on disk beside the source, or in the user's cache, or compiled for each process.
-Imports no torch. Does not know layers, losses or policies.
+A small network's time goes into the calls around its arithmetic; loops in machine code are called once. Sums are taken
+in the inputs' order, or in vectors that are the same for every row, so a row comes out the same wherever it lies and
+whoever its neighbours are. Imports no torch. Does not know layers, losses or policies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from headrace.compiler import compiled, summing
+
 Array = npt.NDArray[Any]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 TANH, RELU = 0, 1
 KINDS = {"tanh": TANH, "relu": RELU}
-
-
-def compiled(function: Function) -> Function:
-    """A function as machine code that releases the GIL; sums are taken in the order they are written."""
-    return _compile(function, {"contract"})
-
-
-def summing(function: Function) -> Function:
-    """The same, but sums may be taken in vectors."""
-    return _compile(function, {"contract", "reassoc", "nsz"})
-
-
-def _compile(function: Function, allowed: set[str]) -> Function:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": allowed}
-    try:
-        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
-    except RuntimeError:  # neither the package nor the user's cache can be written to
-        return numba.njit(**options)(function)  # type: ignore[no-any-return]
 
 
 # tanh(x) = x P(x²) / Q(x²) on |x| < 9, beyond which it is 1 in float32: a weighted least-squares fit to 2e-8.

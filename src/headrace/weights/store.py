@@ -1,44 +1,88 @@
-"""The weight store: the last few published versions, each one flat vector.
+"""The weight store: the last few published versions, each one flat vector, in memory that workers can share.
 
-    learner.publish(flat) -> version + 1 -> actors: latest() at slab borders · completion: vector(version that acted)
+    learner.publish(flat) -> version + 1 -> actors: latest() at slab borders or every few rows
+                                         -> completion: the version that acted
 
-It keeps `capacity` versions (max_lag + 2: whatever a slab still in flight may have acted with).
+    [ latest · version of slot 0 · version of slot 1 ... ][ vector ][ vector ] ...      one writer, the learner
+
+It keeps `capacity` versions (max_lag + 2: whatever a slab still in flight may have acted with). A slot says GONE while
+it is written, so a reader that finds the same version before and after its copy has not read a torn one.
 Does not know modules' insides or processes.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.errors import HeadraceError
+from headrace.memory.atomics import fence, load_acquire, store_release
+from headrace.memory.schema import ALIGNMENT
+from headrace.memory.segment import HeapSegment, Segment
 from headrace.weights.flat import FlatParameters
+
+_NONE, _GONE = -1, -2
+
+
+def store_bytes(size: int, capacity: int) -> int:
+    """Bytes of a store of so many versions of so many numbers."""
+    return _header_bytes(capacity) + capacity * _stride(size)
 
 
 class WeightStore:
-    """Versioned, multi-buffered weights in this process."""
+    """Versioned, multi-buffered weights. One process publishes; any that attaches to the segment reads."""
 
-    def __init__(self, size: int, capacity: int) -> None:
-        self._vectors = torch.empty(capacity, size)
-        self._versions: list[int | None] = [None] * capacity
-        self.version = -1
+    def __init__(self, size: int, capacity: int, segment: Segment | None = None, *, create: bool = True) -> None:
+        self.segment = segment or HeapSegment(store_bytes(size, capacity))
+        self._capacity = capacity
+        start = _header_bytes(capacity)
+        self._words = np.frombuffer(self.segment.buffer, np.int64, 1 + capacity)
+        self._vectors = [
+            torch.frombuffer(self.segment.buffer, dtype=torch.float32, count=size, offset=start + i * _stride(size))
+            for i in range(capacity)
+        ]
+        if create:
+            self._words[:] = _NONE
+
+    @property
+    def version(self) -> int:
+        """The latest version; -1 before the first."""
+        return int(load_acquire(self._words, 0))
 
     def publish(self, flat: FlatParameters, version: int | None = None) -> int:
         """Copy the weights out as the next version (or as a given one, after a resume)."""
         version = self.version + 1 if version is None else version
-        slot = version % len(self._versions)
+        slot = version % self._capacity
+        store_release(self._words, 1 + slot, _GONE)
+        fence()  # nobody may see new numbers under the old version
         flat.dump(self._vectors[slot])
-        self._versions[slot] = version
-        self.version = version
+        store_release(self._words, 1 + slot, version)
+        store_release(self._words, 0, version)
         return version
 
+    def holds(self, version: int) -> bool:
+        """Whether a version is still kept."""
+        return version >= 0 and bool(load_acquire(self._words, 1 + version % self._capacity) == version)
+
     def vector(self, version: int) -> Tensor:
-        """The weights of a version that is still kept."""
-        slot = version % len(self._versions)
-        if self._versions[slot] != version:
-            kept = sorted(one for one in self._versions if one is not None)
+        """The weights of a version that is still kept, in place: for the process that publishes."""
+        if not self.holds(version):
+            kept = sorted(int(one) for one in self._words[1:] if one >= 0)
             raise HeadraceError(f"weights of version {version} are gone; kept are {kept}")
-        return self._vectors[slot]
+        return self._vectors[version % self._capacity]
+
+    def copy_into(self, flat: FlatParameters, version: int) -> bool:
+        """Load a version's weights; False, with `flat` undefined, if the learner has overwritten them by now."""
+        if not self.holds(version):
+            return False
+        flat.load(self._vectors[version % self._capacity])
+        fence()  # the numbers were read before the version is looked at again
+        return self.holds(version)
+
+    def close(self) -> None:
+        """Remove the segment's name."""
+        self.segment.unlink()
 
 
 class Replica:
@@ -49,14 +93,38 @@ class Replica:
             parameter.requires_grad_(False)
         flat.module.eval()
         self._flat = flat
-        self._version: int | None = None
+        self.version: int | None = None
 
     def load(self, store: WeightStore, version: int) -> None:
         """Switch to a version; nothing is copied if it is already there."""
-        if version != self._version:
-            self._flat.load(store.vector(version))
-            self._version = version
+        if version == self.version:
+            return
+        self.version = None
+        if not store.copy_into(self._flat, version):
+            raise HeadraceError(f"weights of version {version} are gone; the latest is {store.version}")
+        self.version = version
+
+    def load_latest(self, store: WeightStore) -> int:
+        """Switch to the newest version, and name it."""
+        while True:
+            version = store.version
+            if version == self.version:
+                return version
+            if version < 0:
+                raise HeadraceError("no weights were published yet; publish before acting")
+            self.version = None
+            if store.copy_into(self._flat, version):
+                self.version = version
+                return version
 
     def forget(self) -> None:
         """Load again next time, even the same version: its weights were replaced."""
-        self._version = None
+        self.version = None
+
+
+def _header_bytes(capacity: int) -> int:
+    return -(-(1 + capacity) * 8 // ALIGNMENT) * ALIGNMENT
+
+
+def _stride(size: int) -> int:
+    return -(-size * 4 // ALIGNMENT) * ALIGNMENT

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import HeadraceError, NumericsError
 from support.chains import SOURCES, ChainEnv, Script, seed_of
-from support.slabs import act_by_noise, noise_actor, slab_for
+from support.slabs import act_by_noise, always, noise_actor, slab_for
 
 ENV_INDICES = range(3, 6)
 BAD = ENV_INDICES[1]
@@ -51,7 +51,7 @@ def fill(source: str, where: str, when: tuple[int, int], what: float, n_steps: i
     actor.begin(np.empty_like(slab.last_obs))
     for _ in range(n_slabs):
         slab.poison()
-        actor.fill(slab, act_by_noise, 0)
+        actor.fill(slab, act_by_noise, always(0))
 
 
 def episode_that(condition: Callable[[int], bool]) -> int:

@@ -82,7 +82,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert imported_by("from headrace.cli.main import main; main(['--help'])") == set()
 
 
-@pytest.mark.parametrize("arguments", [["train", "--help"], ["train", "CartPole-v1", "--topology", "threads"]])
+@pytest.mark.parametrize("arguments", [["train", "--help"], ["train", "CartPole-v1", "--topology", "ray"]])
 def test_help_and_refusals_of_train_do_not_wait_for_torch(arguments: list[str]) -> None:
     program = f"from headrace.cli.main import main\ntry: main({arguments})\nexcept SystemExit: pass"
     assert "torch" not in imported_by(program)

@@ -36,6 +36,7 @@ def test_every_cleanrl_name_means_an_option_we_have() -> None:
     assert {name.replace("-", "_") for name in CLEANRL_NAMES.values()} <= ours
 
 
+@pytest.mark.usefixtures("measures_cheap")
 def test_cleanrl_and_sb3_names_come_to_the_same(tmp_path: Path) -> None:
     sb3 = ("--n-envs", "2", "--n-steps", "8", "--n-epochs", "3", "--batch-size", "4", "--clip-range", "0.1")
     cleanrl = ("--num-envs", "2", "--num_steps", "8", "--update-epochs", "3", "--minibatch-size", "4")

@@ -36,6 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ------------------------------------------------------------------------------------------------------------- the plan
 
 
+@pytest.mark.usefixtures("measures_cheap")
 def test_a_dry_run_says_what_would_run_and_why_and_writes_nothing(tmp_path: Path) -> None:
     outcome = run("train", "CartPole-v1", *TINY, "--dry-run", cwd=tmp_path)
     assert (outcome.code, outcome.err) == (0, "")

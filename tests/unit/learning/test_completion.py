@@ -50,7 +50,7 @@ def test_completing_twice_changes_nothing() -> None:
     batch = completed_batch(module, "vector", spaces[1], 9, 5, seed=2)
     before = {name: getattr(batch, name).tobytes() for name in ("log_prob", "value", "bootstrap_value", "last_value")}
     batch.bootstrap_value[:] = np.nan  # a slab that is used again holds what it held
-    complete(batch, module)
+    complete(batch, lambda version: module)
     assert {name: getattr(batch, name).tobytes() for name in before} == before
 
 
@@ -63,7 +63,7 @@ def test_diverged_weights_are_named(poisoned: str, bad: float) -> None:
     with torch.no_grad():
         module.get_parameter(poisoned)[0] = bad
     with pytest.raises(NumericsError, match="not finite; the weights have diverged"):
-        complete(batch, module)
+        complete(batch, lambda version: module)
 
 
 def test_every_action_space_is_looked_at() -> None:

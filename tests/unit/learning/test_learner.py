@@ -35,7 +35,7 @@ def learn(
 ) -> tuple[Learner, dict[str, float]]:
     """One update of the module, in place."""
     learner = Learner(FlatParameters(module), PpoConfig(**options), shuffling)
-    return learner, learner.update(batch, *learner.advantages(batch), update, progress_remaining)
+    return learner, learner.update(batch, learner.targets(batch, 0), update, progress_remaining)
 
 
 def vector_of(module: nn.Module) -> Tensor:
@@ -66,13 +66,14 @@ def test_an_update_is_sb3s(action: str, options: dict[str, Any], gradients: str)
     options = {"batch_size": 20, "n_epochs": 5, "learning_rate": 2e-3, "gradients": gradients} | options
     learner, record = learn(ours, batch, **options)
     config = PpoConfig(**options)
-    advantage, returns = learner.advantages(batch)
+    targets = learner.targets(batch, 0)
     n = batch.reward.size
     rows = Rows(
         *(
             torch.from_numpy(array.reshape(n, *array.shape[2:]))
-            for array in (batch.obs, batch.action, batch.log_prob, batch.value, advantage, returns)
-        )
+            for array in (batch.obs, batch.action, batch.log_prob, batch.value, targets.advantage, targets.returns)
+        ),
+        torch.ones(n),
     )
     c = Coefficients(0.2, config.clip_range_vf, float(config.ent_coef), config.vf_coef, config.normalize_advantage)
     looked_at = sb3_train(
@@ -104,10 +105,10 @@ def test_parameters_stay_finite_when_one_row_is_not(gradients: str) -> None:
     module = mlp_policy(*spaces_named("vector", "discrete"))
     batch = batch_for(module, "discrete")
     learner = Learner(FlatParameters(module), PpoConfig(batch_size=4, gradients=gradients), shuffling)
-    advantage, returns = learner.advantages(batch)
-    returns[3, 3] = np.nan
+    targets = learner.targets(batch, 0)
+    targets.returns[3, 3] = np.nan
     with np.errstate(all="ignore"), pytest.raises(NumericsError):
-        learner.update(batch, advantage, returns, 0, 1.0)
+        learner.update(batch, targets, 0, 1.0)
     assert torch.isfinite(vector_of(module)).all()
     assert all(torch.isfinite(tensor).all() for tensor in learner.optimizer_tensors().values())
 
@@ -263,6 +264,8 @@ def test_clip_range_and_entropy_coefficient_matter() -> None:
         ("target_kl", -1.0),
         ("gradients", "numeric"),
         ("learner_threads", 0),
+        ("late", "never"),
+        ("late_clip", 0.0),
     ],
 )
 def test_bad_options_are_refused_by_name(option: str, value: Any) -> None:
@@ -282,6 +285,6 @@ def test_optimizer_state_round_trip() -> None:
             tensors = {name: tensor.clone() for name, tensor in learner.optimizer_tensors().items()}
             fresh.restore_optimizer(tensors, learner.minibatches_done)
             learner = fresh
-        record = learner.update(batch, *learner.advantages(batch), 1, 0.5)
+        record = learner.update(batch, learner.targets(batch, 0), 1, 0.5)
         results.append((vector_of(module).tolist(), record))
     assert results[0] == results[1]

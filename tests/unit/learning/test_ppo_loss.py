@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.learning.ppo import AutogradGradients, Coefficients, Rows, Terms, normalized, ppo_loss
 from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
-from support.ppo_rows import everyone, random_rows, sb3_terms, shaken, spaces_named
+from support.ppo_rows import everyone, random_rows, row_weights, sb3_terms, shaken, spaces_named
 from support.toy_policies import mlp_policy
 
 coefficients = st.builds(
@@ -30,7 +30,8 @@ def rows_and_evaluation(count: int, seed: int) -> tuple[Rows, Evaluation]:
     rng = np.random.default_rng(seed)
     columns = [torch.from_numpy(rng.normal(size=count).astype(np.float32)) for _ in range(6)]
     log_prob, moved, value, old_value, advantage, returns = columns
-    rows = Rows(torch.zeros(count, 1), torch.zeros(count), log_prob + 0.3 * moved, old_value, advantage, returns)
+    numbers = (log_prob + 0.3 * moved, old_value, advantage, returns, row_weights(count, rng, seed))
+    rows = Rows(torch.zeros(count, 1), torch.zeros(count), *numbers)
     return rows, Evaluation(log_prob, value.abs(), value)
 
 
@@ -46,7 +47,7 @@ def test_loss_is_sb3s(count: int, seed: int, c: Coefficients) -> None:
 
 
 def test_known_numbers() -> None:
-    """Worked out by hand: two rows, one clipped; value loss without one half; entropy with a minus sign."""
+    """Worked out by hand: two rows, one clipped, one weighted; value loss without one half; entropy negated."""
     rows = Rows(
         torch.zeros(2, 1),
         torch.zeros(2),
@@ -54,10 +55,11 @@ def test_known_numbers() -> None:
         value=torch.tensor([0.0, 0.0]),
         advantage=torch.tensor([1.0, -2.0]),
         returns=torch.tensor([3.0, 1.0]),
+        weight=torch.tensor([1.0, 0.25]),
     )
     now = Evaluation(torch.tensor([math.log(1.0), math.log(0.5)]), torch.tensor([0.7, 0.3]), torch.tensor([1.0, 0.1]))
     terms = ppo_loss(now, rows, Coefficients(0.2, 0.5, 0.1, 0.5, normalize_advantage=False))[1]
-    policy = -(min(2.0, 1.2) + min(-2.0, -2.0)) / 2  # ratios 2 and 1
+    policy = -(min(2.0, 1.2) + 0.25 * min(-2.0, -2.0)) / 2  # ratios 2 and 1; the second row counts a quarter
     value = ((3 - 0.5) ** 2 + (1 - 0.1) ** 2) / 2  # the first value may move by 0.5 only
     assert terms.policy_gradient_loss == pytest.approx(policy)
     assert terms.value_loss == pytest.approx(value)

@@ -73,3 +73,27 @@ def test_it_goes_on_from_json() -> None:
     with pytest.raises(LedgerError, match="read twice"):
         again.produce(1, 0, 5)
     assert ledger.encode()["sequences"] == [1, 1], "the two do not share their lists"
+
+
+@pytest.mark.parametrize("num_shards", [1, 3, 5])
+def test_another_number_of_shards_goes_on_from_the_highest_number(num_shards: int) -> None:
+    """Shards are dealt anew, so no number may come back: all go on from the highest that was reached."""
+    ledger = Ledger(2)
+    for shard, sequence in [(0, 0), (1, 0), (1, 1), (1, 2)]:
+        ledger.produce(shard, sequence, 4)
+    ledger.consume(16)
+    again = Ledger(num_shards)
+    again.restore(json.loads(json.dumps(ledger.encode())))
+    again.check()
+    assert again.sequences == [3] * num_shards
+    for shard in range(num_shards):
+        again.produce(shard, 3, 1)
+
+
+def test_the_sequences_are_the_next_ones_and_a_copy() -> None:
+    ledger = Ledger(2)
+    ledger.produce(1, 0, 4)
+    sequences = ledger.sequences
+    assert sequences == [0, 1]
+    sequences[0] = 9
+    assert ledger.sequences == [0, 1]

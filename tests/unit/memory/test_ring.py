@@ -1,4 +1,4 @@
-"""The ring: leased slabs are poisoned and labelled, taken by shard, and only by those who own them."""
+"""The ring: leased slabs are poisoned and labelled, taken by shard and in order, by those who own them, at a pace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 
 from headrace.errors import RingError
 from headrace.memory.ring import Ring
-from headrace.memory.ring_state import Lease
+from headrace.memory.ring_state import Lease, Owner, RingState
+from headrace.memory.segment import SharedSegment
 from headrace.memory.slab import Slab, Word
 from support.slabs import small_schema
 
@@ -85,18 +86,105 @@ def test_only_the_owner_of_a_slab_may_give_it_back() -> None:
         ring.release(lease)
 
 
-def test_a_shard_fills_one_slab_at_a_time() -> None:
-    ring = ring_of([1], slabs_per_shard=2)
-    granted(ring, 0)
-    with pytest.raises(RingError, match="already fills rollout 0"):
-        ring.lease(0)
+def test_a_shards_slabs_are_taken_in_the_order_they_were_leased() -> None:
+    """The reader may see the second commit word before the first; it does not believe it yet."""
+    ring = ring_of([1, 1], slabs_per_shard=2)
+    first, second, other = granted(ring, 1), granted(ring, 1), granted(ring, 0)
+    assert (first.sequence, second.sequence, other.sequence) == (0, 1, 0)
+    ring.slab(second).commit(second.fence, 0)
+    assert ring.take() == []
+    ring.slab(first).commit(first.fence, 0)
+    ring.slab(other).commit(other.fence, 0)
+    assert [one.lease for one in ring.take()] == [other, first, second]
+
+
+def test_a_lost_writers_leases_are_all_granted_again_under_new_fences() -> None:
+    ring = ring_of([1, 1], slabs_per_shard=2, limit=4)
+    lost = [granted(ring, 0), granted(ring, 0)]
+    ring.slab(lost[1]).commit(lost[1].fence, 0)  # out of order, so not taken
+    assert ring.take() == []
+    ring.revoke(0)
+    assert ring.leased == 0, "what was revoked does not count against the pace"
+    again = [granted(ring, 0), granted(ring, 0)]
+    assert [lease.sequence for lease in again] == [0, 1]
+    assert min(lease.fence for lease in again) > max(lease.fence for lease in lost)
+    assert ring.take() == [], "the old commit word is nobody's"
+    ring.revoke(1)
+    assert ring.leased == 2, "nothing to take from a shard that holds nothing"
+
+
+def test_revoke_tells_what_it_took_and_leaves_the_reader_its_own() -> None:
+    state = RingState(num_slots=3, num_shards=1)
+    state.grant(3)
+    kept, *lost = (state.lease(0) for _ in range(3))
+    assert kept is not None
+    assert state.commit(kept.slot, kept.fence) == kept
+    assert state.revoke(0) == lost
+    assert state.revoke(0) == []
+    assert [state.owner(slot) for slot in range(3)] == [Owner.READER, Owner.NOBODY, Owner.NOBODY]
+    assert state.open_slots() == []
+
+
+@pytest.mark.parametrize("is_even", [True, False])
+def test_an_even_ring_keeps_every_shards_share_of_the_pace(is_even: bool) -> None:
+    ring = Ring([small_schema(n_envs=1)] * 2, slabs_per_shard=4, is_even=is_even)
+    ring.grant(4)
+    leases = [ring.lease(0) for _ in range(5)]
+    assert sum(lease is not None for lease in leases) == (2 if is_even else 4)
+    assert (ring.lease(1) is not None) == is_even
+
+
+def test_a_rejected_slab_is_free_and_another_may_be_leased_in_its_place() -> None:
+    ring = ring_of([1, 1], limit=2)
+    lease, other = granted(ring, 0), granted(ring, 1)
+    with pytest.raises(RingError, match="owned by writer"):
+        ring.reject(lease)
+    assert ring.leased == 2, "a refused rejection counts nothing"
+    ring.slab(lease).commit(lease.fence, 0)
+    ring.slab(other).commit(other.fence, 0)
+    assert len(ring.take()) == 2
+    assert ring.lease(0) is None
+    ring.reject(lease)
+    with pytest.raises(RingError, match="owned by nobody"):
+        ring.reject(lease)
+    ring.release(other)
+    assert ring.lease(1) is None, "it was not this shard's"
+    again = granted(ring, 0)
+    assert (again.sequence, again.slot) == (1, lease.slot), "the next rollout, never the same number twice"
+    assert (ring.sequences, ring.leased) == ([1, 1], 2)
 
 
 def test_a_resumed_ring_counts_on() -> None:
     ring = ring_of([1, 1], limit=0)
-    ring.resume([5, 4], leased=9)
-    ring.grant(10)
+    ring.resume([5, 4], batches=4)  # one rollout of shard 0 was rejected
+    ring.grant(8)
+    assert ring.lease(0) is None, "the pace counts the batches of the run before"
+    ring.grant(9)
+    assert ring.leased == 8
     lease = granted(ring, 1)
     assert lease.sequence == 4
-    assert ring.lease(0) is None, "the pace counts the leases of the run before"
+    assert ring.lease(0) is None
+    ring.grant(10)
+    assert ring.lease(1) is None, "shard 0's share"
+    assert granted(ring, 0).sequence == 5
     assert (ring.sequences, ring.leased) == ([5, 4], 10)
+
+
+def test_a_ring_in_shared_memory_lies_at_its_offsets_and_outlives_its_name() -> None:
+    schemas = [small_schema(n_envs=3), small_schema(n_envs=2)]
+    ring = Ring(schemas, 2, SharedSegment.create)
+    ring.grant(4)
+    try:
+        attached = SharedSegment.attach(str(ring.segment.name))
+        leases = [granted(ring, shard) for shard in (1, 0, 1, 0)]
+        for lease in leases:
+            block = attached.buffer[ring.offset(lease) :]
+            theirs = Slab(schemas[lease.shard], block, create=False)
+            theirs.reward.fill(lease.fence)
+            theirs.commit(lease.fence, 0)
+        taken = ring.take()
+        assert [(one.lease.shard, one.lease.sequence) for one in taken] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    finally:
+        ring.close()
+        ring.close()
+    assert all((one.slab.reward == one.lease.fence).all() for one in taken)

@@ -1,12 +1,19 @@
-"""Segments: made, attached, closed and removed; private; reserved in full; refused when they do not fit."""
+"""Segments: made, attached and removed; private; reserved in full; refused when they do not fit; never left behind."""
 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
+import signal
 import stat
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +22,7 @@ from headrace.errors import HeadraceError
 from headrace.memory.segment import HeapSegment, SharedSegment
 
 SIZE = 3 * 4096 + 17
+PATIENCE_S = 60.0
 
 
 def ours_in_shared_memory() -> set[str]:
@@ -25,59 +33,135 @@ def path_of(segment: SharedSegment) -> str:
     return f"/dev/shm/{segment.name}"
 
 
-@pytest.fixture
-def created() -> Iterator[SharedSegment]:
+@contextmanager
+def shared() -> Iterator[SharedSegment]:
+    """Its name is gone afterwards. No fixture: pytest would keep it, and with it the mapping's descriptor."""
     segment = SharedSegment.create(SIZE)
-    yield segment
-    segment.close()
-    segment.unlink()
+    try:
+        yield segment
+    finally:
+        segment.unlink()
 
 
-def test_what_one_side_writes_the_other_reads(created: SharedSegment) -> None:
-    attached = SharedSegment.attach(str(created.name))
-    created.buffer[:5] = b"hello"
-    attached.buffer[SIZE - 3 : SIZE] = b"bye"
-    assert bytes(attached.buffer[:5]) == b"hello"
-    assert bytes(created.buffer[SIZE - 3 : SIZE]) == b"bye"
-    attached.close()
+def test_what_one_side_writes_the_other_reads() -> None:
+    with shared() as created:
+        attached = SharedSegment.attach(str(created.name))
+        created.buffer[:5] = b"hello"
+        attached.buffer[SIZE - 3 : SIZE] = b"bye"
+        assert bytes(attached.buffer[:5]) == b"hello"
+        assert bytes(created.buffer[SIZE - 3 : SIZE]) == b"bye"
 
 
-def test_nobody_else_may_read_it(created: SharedSegment) -> None:
-    assert stat.S_IMODE(os.stat(path_of(created)).st_mode) == 0o600
+def test_nobody_else_may_read_it() -> None:
+    with shared() as created:
+        assert stat.S_IMODE(os.stat(path_of(created)).st_mode) == 0o600
 
 
-def test_it_is_reserved_in_full_when_it_is_created(created: SharedSegment) -> None:
-    assert os.stat(path_of(created)).st_blocks * 512 >= SIZE, "running out of memory later would be a SIGBUS"
+def test_it_is_reserved_in_full_when_it_is_created() -> None:
+    with shared() as created:
+        assert os.stat(path_of(created)).st_blocks * 512 >= SIZE, "running out of memory later would be a SIGBUS"
 
 
 def test_names_can_not_be_guessed() -> None:
     segments = [SharedSegment.create(64) for _ in range(3)]
     names = {str(segment.name) for segment in segments}
     for segment in segments:
-        segment.close()
         segment.unlink()
     assert len(names) == 3
     assert all(re.fullmatch(r"headrace-[0-9a-f]{16}", name) for name in names)
 
 
-def test_an_attached_side_that_closes_leaves_it_and_unlink_removes_it() -> None:
+def test_an_attached_side_that_lets_go_leaves_it_and_unlink_removes_it() -> None:
     before = ours_in_shared_memory()
     created = SharedSegment.create(SIZE)
-    attached = SharedSegment.attach(str(created.name))
-    attached.close()
+    name = str(created.name)
+    attached = SharedSegment.attach(name)
+    del attached
     assert os.path.exists(path_of(created))
-    created.close()
     created.unlink()
     assert ours_in_shared_memory() == before
     with pytest.raises(FileNotFoundError):
-        SharedSegment.attach(str(created.name))
+        SharedSegment.attach(name)
 
 
-def test_closing_under_a_live_array_is_refused_not_a_crash(created: SharedSegment) -> None:
-    array = np.frombuffer(created.buffer, np.uint8)
-    with pytest.raises(BufferError):
-        created.close()
-    del array
+def test_removed_twice_is_removed_once_and_has_no_name() -> None:
+    with shared() as created:
+        other = SharedSegment.create(64)
+        for _ in range(3):
+            created.unlink()
+            assert created.name is None
+        assert os.path.exists(path_of(other)), "another segment stays"
+        other.unlink()
+
+
+def test_views_outlive_the_name_the_segment_and_the_other_side() -> None:
+    """Nothing refuses to go while somebody reads, and nobody who reads falls into a hole."""
+    with shared() as created:
+        ours = np.frombuffer(created.buffer, np.uint8)
+        theirs = np.frombuffer(SharedSegment.attach(str(created.name)).buffer, np.uint8)
+        created.unlink()
+        gc.collect()
+        ours[:] = 7
+        assert len(ours) == len(theirs) == SIZE
+        assert (theirs == 7).all(), "still the same memory"
+
+
+def test_the_mapping_goes_with_the_last_view() -> None:
+    segment = SharedSegment.create(SIZE)
+    path = path_of(segment)
+    view = segment.buffer[10:20]
+    segment.unlink()
+    del segment
+    gc.collect()
+    assert path in Path("/proc/self/maps").read_text()
+    view.release()
+    del view
+    gc.collect()
+    assert path not in Path("/proc/self/maps").read_text()
+
+
+def run_python(code: str) -> subprocess.Popen[str]:
+    """A process of its own, with a resource tracker of its own."""
+    script = "import os, signal, sys\nfrom headrace.memory.segment import SharedSegment\n" + code
+    # The tracker complains of what it has to remove: that is its job here.
+    return subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+
+
+def test_a_killed_creator_leaves_no_entry() -> None:
+    """kill -9 runs no finally: the resource tracker, which outlives the creator, removes the name."""
+    code = f"""
+segment = SharedSegment.create({SIZE})
+segment.buffer[:5] = b"hello"
+assert os.path.exists(f"/dev/shm/{{segment.name}}")
+print(segment.name, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with run_python(code) as creator:
+        assert creator.stdout is not None
+        name = creator.stdout.readline().strip()
+        assert creator.wait(PATIENCE_S) == -signal.SIGKILL
+        assert re.fullmatch(r"headrace-[0-9a-f]{16}", name)
+        deadline = time.monotonic() + 5.0
+        while os.path.exists(f"/dev/shm/{name}"):
+            assert time.monotonic() < deadline, f"{name} is still there"
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["returns", "is killed"])
+def test_an_attached_process_that_ends_does_not_take_the_segment_with_it(end: str) -> None:
+    """Unlike multiprocessing's SharedMemory before 3.13, attaching registers nothing."""
+    with shared() as created:
+        code = f"""
+segment = SharedSegment.attach({created.name!r})
+segment.buffer[:5] = b"hello"
+{end}
+"""
+        with run_python(code) as attached:
+            attached.communicate(timeout=PATIENCE_S)  # until stdout is closed: a tracker, if it had one, is gone too
+        assert os.path.exists(path_of(created))
+        assert bytes(created.buffer[:5]) == b"hello"
 
 
 def test_a_full_dev_shm_is_told_with_needed_and_available_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,5 +197,4 @@ def test_a_heap_segment_has_no_name_and_is_writable_and_aligned() -> None:
     assert segment.name is None
     assert len(array) == SIZE
     assert array.ctypes.data % 64 == 0
-    segment.close()
     segment.unlink()

@@ -24,7 +24,6 @@ def segment_of(create: Callable[[int], Segment], size_bytes: int) -> Iterator[Se
     try:
         yield segment
     finally:
-        segment.close()
         segment.unlink()
 
 

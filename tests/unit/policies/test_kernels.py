@@ -84,7 +84,7 @@ def test_backward_is_the_derivative(kind: str) -> None:
 def test_where_nothing_can_be_kept_it_compiles_for_the_process(tmp_path: Path) -> None:
     """A function without a file, in a home that can't be written to: slower to start, but no error."""
     code = (
-        "from headrace.policies.kernels import compiled\n"
+        "from headrace.compiler import compiled\n"
         "space = {}; exec('def double(x):\\n    return x + x', space); print(compiled(space['double'])(21))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -1,16 +1,20 @@
-"""The last few versions are kept, older ones are refused, and a replica follows."""
+"""The last few versions are kept, older ones are refused, a torn copy is noticed, and a replica follows."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from headrace.errors import HeadraceError
+from headrace.memory.segment import SharedSegment
 from headrace.weights.flat import FlatParameters
-from headrace.weights.store import Replica, WeightStore
+from headrace.weights.store import Replica, WeightStore, store_bytes
 
 
 def flat_of(value: float) -> FlatParameters:
@@ -28,15 +32,22 @@ def test_exactly_the_last_versions_are_kept(capacity: int, published: int) -> No
         assert store.publish(flat) == version == store.version
     for version in range(-3, published + capacity + 1):
         if max(0, published - capacity) <= version < published:
+            assert store.holds(version)
             assert bool((store.vector(version) == version).all())
+            assert store.copy_into(flat, version)
+            assert bool((flat.vector == version).all())
         else:
+            assert not store.holds(version)
+            assert not store.copy_into(flat, version)
             with pytest.raises(HeadraceError, match=f"version {version} are gone"):
                 store.vector(version)
 
 
 def test_nothing_is_kept_before_the_first_publish() -> None:
     store = WeightStore(3, 2)
+    assert store.version == -1
     for version in (-2, -1, 0, 1):
+        assert not store.holds(version)
         with pytest.raises(HeadraceError, match="are gone"):
             store.vector(version)
 
@@ -57,6 +68,103 @@ def test_a_resumed_run_goes_on_counting() -> None:
     assert store.publish(flat, 41) == 41
     assert store.publish(flat) == 42
     assert bool((store.vector(41) == 41).all())
+
+
+def test_another_process_would_find_the_same_store_in_the_segment() -> None:
+    flat, theirs = flat_of(0), flat_of(-1)
+    segment = SharedSegment.create(store_bytes(flat.size, 3))
+    path = f"/dev/shm/{segment.name}"
+    store = WeightStore(flat.size, 3, segment)
+    try:
+        attached = WeightStore(flat.size, 3, SharedSegment.attach(str(segment.name)), create=False)
+        assert attached.version == -1
+        for version in range(5):
+            flat.vector.fill_(version)
+            store.publish(flat)
+            assert attached.version == version
+            assert attached.copy_into(theirs, version)
+            assert bool((theirs.vector == version).all())
+        again = WeightStore(flat.size, 3, SharedSegment.attach(str(segment.name)), create=False)
+        assert [version for version in range(-3, 9) if again.holds(version)] == [2, 3, 4], "attaching forgets nothing"
+    finally:
+        store.close()
+        store.close()
+    assert not os.path.exists(path)
+    assert bool((attached.vector(4) == 4).all()), "who still reads may go on"
+
+
+@given(size=st.integers(1, 70), capacity=st.integers(1, 9))
+def test_vectors_lie_apart_on_lines_of_their_own(size: int, capacity: int) -> None:
+    flat = FlatParameters(nn.Linear(1, size, bias=False))
+    store = WeightStore(size, capacity)
+    for version in range(capacity):
+        flat.vector.fill_(version)
+        store.publish(flat)
+    vectors = [store.vector(version) for version in range(capacity)]
+    assert all(bool((vector == version).all()) for version, vector in enumerate(vectors))
+    assert all(vector.data_ptr() % 64 == 0 for vector in vectors)
+    assert len(store.segment.buffer) >= store_bytes(size, capacity) >= 8 * (1 + capacity) + 4 * size * capacity
+
+
+# ---------------------------------------------------------------------------------------------------------- torn copies
+
+
+def in_the_middle_of(flat: FlatParameters, what: Callable[[], object]) -> Callable[[Tensor], None]:
+    """`flat.load` that copies one half, is overtaken once, and copies the other half."""
+    waiting = [what]
+
+    def load(published: Tensor) -> None:
+        half = flat.size // 2
+        flat.vector[:half] = published[:half]
+        if waiting:
+            waiting.pop()()
+        flat.vector[half:] = published[half:]
+
+    return load
+
+
+def overtaking(learner: FlatParameters, store: WeightStore, times: int) -> Callable[[], None]:
+    def publish() -> None:
+        for _ in range(times):
+            learner.vector.fill_(store.version + 1)
+            store.publish(learner)
+
+    return publish
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3])
+@pytest.mark.parametrize("times", [1, 2, 3, 4, 6])
+def test_a_copy_that_was_overwritten_meanwhile_is_not_believed(
+    capacity: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, reader = flat_of(0), flat_of(-1)
+    store = WeightStore(learner.size, capacity)
+    store.publish(learner)
+    monkeypatch.setattr(reader, "load", in_the_middle_of(reader, overtaking(learner, store, times)))
+    is_whole = store.copy_into(reader, 0)
+    assert is_whole == (times < capacity), "as long as its slot is not written again, the copy is good"
+    assert (len(set(reader.vector.tolist())) == 1) == is_whole, "it would have been a mixture"
+
+
+def test_what_is_being_written_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process looks while the learner is in the middle of its copy."""
+    learner, reader = flat_of(0), flat_of(-1)
+    store = WeightStore(learner.size, 2)
+    for _ in range(3):
+        store.publish(learner)
+    seen: list[tuple[int, list[bool], list[bool]]] = []
+
+    def dump(out: Tensor) -> None:
+        versions = range(5)
+        held = [store.holds(version) for version in versions]
+        seen.append((store.version, held, [store.copy_into(reader, version) for version in versions]))
+        FlatParameters.dump(learner, out)
+
+    monkeypatch.setattr(learner, "dump", dump)
+    store.publish(learner)
+    only_the_latest = [version == 2 for version in range(5)]
+    assert seen == [(2, only_the_latest, only_the_latest)]
+    assert [store.holds(version) for version in range(5)] == [False, False, True, True, False]
 
 
 class TestReplica:
@@ -92,3 +200,32 @@ class TestReplica:
         assert not flat.module.training
         assert not any(parameter.requires_grad for parameter in flat.module.parameters())
         assert not torch.is_grad_enabled() or not flat.module(torch.ones(1, 2)).requires_grad
+
+    @pytest.mark.parametrize("capacity", [1, 2])
+    def test_a_torn_load_is_refused_and_tried_again_for_the_latest(
+        self, capacity: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        learner, reader = flat_of(0), flat_of(-1)
+        store, replica = WeightStore(learner.size, capacity), Replica(reader)
+        store.publish(learner)
+
+        monkeypatch.setattr(reader, "load", in_the_middle_of(reader, overtaking(learner, store, capacity)))
+        with pytest.raises(HeadraceError, match=f"version 0 are gone; the latest is {capacity}"):
+            replica.load(store, 0)
+        assert replica.version is None, "what it holds now is no version"
+
+        monkeypatch.setattr(reader, "load", in_the_middle_of(reader, overtaking(learner, store, capacity)))
+        assert replica.load_latest(store) == replica.version == store.version == 2 * capacity
+        assert bool((reader.vector == 2 * capacity).all())
+
+    def test_the_latest_is_copied_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        learner, reader = flat_of(0), flat_of(-1)
+        store, replica = WeightStore(learner.size, 2), Replica(reader)
+        store.publish(learner)
+        assert replica.load_latest(store) == 0
+        reader.vector.fill_(9)
+        assert replica.load_latest(store) == 0
+        assert bool((reader.vector == 9).all())
+        replica.forget()
+        assert replica.load_latest(store) == 0
+        assert bool((reader.vector == 0).all())

@@ -1,0 +1,79 @@
+"""The schedule of an asynchronous run: what was consumed when, and which version acted in which row.
+
+    schedule.jsonl, a line an update: [[shard, sequence, [[first row, version], ...]], ...] in the order of consumption
+
+Replayed, even inline, it gives the recording run's bits: everything else about a run is in its configuration. Slabs
+that were rejected stand in the line of the update that passed them over.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import UsageError
+
+
+@dataclass(frozen=True)
+class SlabUse:
+    """One slab's part in the schedule."""
+
+    shard: int
+    sequence: int
+    versions: tuple[int, ...]  # per row
+
+    def encode(self) -> list[Any]:
+        """As JSON; versions as runs."""
+        runs, row = [], 0
+        for version, group in groupby(self.versions):
+            runs.append([row, version])
+            row += len(list(group))
+        return [self.shard, self.sequence, runs]
+
+    @classmethod
+    def decode(cls, data: list[Any], n_steps: int) -> SlabUse:
+        """The inverse."""
+        shard, sequence, runs = data
+        versions = np.empty(n_steps, np.int64)
+        for row, version in runs:
+            versions[row:] = version
+        return cls(shard, sequence, tuple(versions.tolist()))
+
+
+def slab_use(shard: int, sequence: int, versions: npt.NDArray[Any]) -> SlabUse:
+    """What is recorded of a slab that was looked at."""
+    return SlabUse(shard, sequence, tuple(int(version) for version in versions))
+
+
+class Schedule:
+    """A recorded schedule."""
+
+    def __init__(self, updates: list[list[SlabUse]]) -> None:
+        self.updates = updates
+        self.uses = [use for uses in updates for use in uses]
+        self._versions = {(use.shard, use.sequence): list(use.versions) for use in self.uses}
+
+    @classmethod
+    def read(cls, path: Path, n_steps: int) -> Schedule:
+        """From a run directory's schedule.jsonl."""
+        try:
+            lines = path.read_text().splitlines()
+            return cls([[SlabUse.decode(one, n_steps) for one in json.loads(line)] for line in lines])
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageError(f"schedule {path}: expected the schedule.jsonl of an asynchronous run: {error}") from error
+
+    @property
+    def capacity(self) -> int:
+        """Versions that must be kept to replay it."""
+        ages = [update - min(use.versions) for update, uses in enumerate(self.updates) for use in uses]
+        return max(ages, default=0) + 2
+
+    def versions_of(self, shard: int, sequence: int) -> list[int]:
+        """The recorded version of every row of a slab."""
+        return self._versions[shard, sequence]

@@ -1,0 +1,1 @@
+"""Processes, and what happens to them. Knows no reinforcement learning."""

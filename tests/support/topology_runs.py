@@ -1,0 +1,135 @@
+"""Runs in different places that must come out the same.
+
+    Case --config(place)--> RunConfig --start--> Run --advance--> Finished ... --bits_of--> Bits (compared)
+
+A place is a few words of TopologyConfig: {"topology": "processes", "workers": "2"}. Everything else is the case's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from headrace.checkpoints.snapshot import Snapshot
+from headrace.envs.spec import EnvSource, EnvSpec
+from headrace.episodes.statistics import Finished
+from headrace.launch.topology import TopologyConfig
+from headrace.learning.config import PpoConfig
+from headrace.policies.config import PolicyConfig
+from headrace.run_config import RunConfig
+from headrace.train import Run
+
+SEED = 23
+INLINE: dict[str, Any] = {"topology": "inline"}
+
+
+def threads(workers: int, **more: Any) -> dict[str, Any]:
+    """So many threads."""
+    return {"topology": "threads", "workers": str(workers), **more}
+
+
+def processes(workers: int, **more: Any) -> dict[str, Any]:
+    """So many worker processes."""
+    return {"topology": "processes", "workers": str(workers), **more}
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A run in a few words."""
+
+    name: str
+    env: EnvSource
+    n_steps: int = 8
+    updates: int = 6
+    n_envs: int = 13
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: tuple[EnvSource, ...] = ()
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    ppo: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def total_timesteps(self) -> int:
+        """What schedules run out at."""
+        return self.updates * self.n_envs * self.n_steps
+
+    def config(self, **place: Any) -> RunConfig:
+        """The whole configuration, somewhere."""
+        options = {"n_steps": self.n_steps, "batch_size": 40, "n_epochs": 2, **self.ppo}
+        return RunConfig(
+            EnvSpec(self.env, dict(self.kwargs), self.wrappers),
+            SEED,
+            self.policy,
+            PpoConfig(**options),
+            TopologyConfig(n_envs=self.n_envs, **place),
+        )
+
+    def wrapped(self, *wrappers: EnvSource) -> Case:
+        """The same, in other clothes."""
+        return replace(self, wrappers=wrappers)
+
+    @contextmanager
+    def start(self, **place: Any) -> Iterator[Run]:
+        """The run, before its first update; closed at the end."""
+        run = Run(self.config(**place))
+        try:
+            yield run
+        finally:
+            run.close()
+
+    def advance(self, run: Run, updates: int) -> list[Finished]:
+        """That many updates; the episodes that ended in them."""
+        finished: list[Finished] = []
+        for _ in range(updates):
+            finished += run.update(self.total_timesteps)[1]
+        return finished
+
+    def play(self, **place: Any) -> Bits:
+        """From the start to the end, in one place."""
+        with self.start(**place) as run:
+            return bits_of(run, self.advance(run, self.updates))
+
+    def go_on(self, snapshot: Snapshot, episodes: list[Finished], **place: Any) -> Bits:
+        """From a snapshot to the end, in another place."""
+        with self.start(**place) as run:
+            run.restore(snapshot)
+            return bits_of(run, episodes + self.advance(run, self.updates - run.updates))
+
+
+# What issue 2 asks to be compared: a classic, a generator that moves in every step, images, continuous actions, and
+# episodes of more than 10 slabs. 13 environments: no number of workers divides them.
+CASES = {
+    one.name: one
+    for one in (
+        Case("cartpole", "CartPole-v1", ppo={"learning_rate": "lin_5e-3", "target_kl": 0.02}),
+        Case("noisy", "support.bit_envs:Noisy", 16, ppo={"clip_range": "lin_0.3"}),
+        Case("images", "support.bit_envs:Pixels", 6, 3, policy=PolicyConfig("CnnPolicy"), kwargs={"limit": 9}),
+        Case("continuous", "Pendulum-v1", 40, 6, ppo={"clip_range_vf": 0.5, "batch_size": 200}),
+        Case("long", "support.bit_envs:LongWalk", updates=14, kwargs={"limit": 90}, ppo={"gradients": "autograd"}),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Bits:
+    """What a run leaves behind, to the last bit. Sequence numbers are per shard and not compared."""
+
+    weights_sha256: str
+    optimizer_sha256: str
+    ledger: dict[str, Any]
+    episodes: list[Finished]
+
+
+def bits_of(run: Run, episodes: list[Finished]) -> Bits:
+    """All of it."""
+    ledger = run.books.ledger.encode()
+    del ledger["sequences"]
+    return Bits(**run.hashes(), ledger=ledger, episodes=episodes)
+
+
+@functools.cache
+def calm(name: str) -> Bits:
+    """The inline run that all others of that case are compared with; made once per session."""
+    return CASES[name].play(**INLINE)

@@ -1,0 +1,147 @@
+"""Environments that do to worker processes what can happen to them, where and when a test wants it.
+
+    Ordered     a wrapper that obeys files: in one step of one episode the worker dies, or holds until it may go on
+    dawdling    a walk whose steps take time, in workers only, some environments' more than others'
+    fails_in_worker, dies_in_worker, dies_if_told      factories that work in the parent alone
+    pool        a vector environment that resets itself: class B
+
+All obey in workers only: the same environment inline is an undisturbed one. Named as support.worker_envs:X they can be
+found by a fresh process that has tests/ on its path, and survive in a config.json.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from headrace.envs.seeds import Purpose, leaf
+from support.bit_envs import Noisy
+from support.faulty_envs import Steady
+
+HOLD_S = 60.0  # a worker that nobody lets go
+
+
+def in_worker() -> bool:
+    """Whether this process was started by multiprocessing."""
+    return multiprocessing.parent_process() is not None
+
+
+def order(folder: Path, what: str, seed: int, env: int, episode: int, step: int) -> Path:
+    """Ask for `kill` or `hold` before a step of an episode of a run with that seed; the file tells what became of it.
+
+    A kill removes it. Holding renames it to held-...; the worker goes on once that is removed.
+    """
+    file = folder / f"{what}-{leaf(seed, Purpose.ENV, env, episode)}-{step}"
+    file.touch()
+    return file if what == "kill" else file.with_name(file.name.replace("hold", "held"))
+
+
+class Ordered(gym.Wrapper[Any, Any, Any, Any]):
+    """Looks for orders in a folder, each obeyed once however often the step is replayed."""
+
+    def __init__(self, env: gym.Env[Any, Any], folder: str) -> None:
+        super().__init__(env)
+        self._folder = Path(folder)
+        self._seed: int | None = None
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Remember whose episode it is."""
+        self._seed, self._steps = seed, 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """Obey, then step."""
+        if in_worker():
+            self._obey(f"{self._seed}-{self._steps}")
+        self._steps += 1
+        return super().step(action)
+
+    def _obey(self, place: str) -> None:
+        try:
+            (self._folder / f"kill-{place}").unlink()
+        except FileNotFoundError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+        held = self._folder / f"held-{place}"
+        try:
+            (self._folder / f"hold-{place}").rename(held)
+        except FileNotFoundError:
+            return
+        deadline = time.monotonic() + HOLD_S
+        while held.exists() and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def ordered(folder: str, length: int = 37) -> gym.Env[Any, Any]:
+    """A steady walk that obeys; for command lines, whose wrappers take no arguments."""
+    return Ordered(Steady(length), folder)
+
+
+class Dawdles(Noisy):
+    """Noisy; a step takes `delay_s`, or `slow_s` in the environments `slow` of a run with that seed."""
+
+    def __init__(self, delay_s: float, slow: Sequence[int], slow_s: float, seed: int) -> None:
+        super().__init__()
+        self._delays_s = (delay_s, slow_s)
+        self._slow_seeds = {leaf(seed, Purpose.ENV, env, episode) for env in slow for episode in range(100)}
+        self._is_slow = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Find out whether it is a slow one: by its seed, wherever it is hosted."""
+        self._is_slow = seed in self._slow_seeds
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """As a simulation that takes its time; inline, where schedules are replayed, nobody waits for it."""
+        if in_worker():
+            time.sleep(self._delays_s[self._is_slow])
+        return super().step(action)
+
+
+def dawdling(delay_s: float, slow: Sequence[int] = (), slow_s: float = 0.0, seed: int = 0) -> gym.Env[Any, Any]:
+    """Dawdles, by keyword arguments that JSON holds."""
+    return Dawdles(delay_s, slow, slow_s, seed)
+
+
+def fails_in_worker(file: str) -> gym.Env[Any, Any]:
+    """No licence but in the parent; the file tells when, one line each time."""
+    if in_worker():
+        with open(file, "a") as lines:
+            lines.write(f"{time.monotonic()}\n")
+        raise OSError("no licence for the simulator in a worker")
+    return Steady()
+
+
+def fails_everywhere(file: str) -> gym.Env[Any, Any]:
+    """No licence at all; the file tells how often one was asked for."""
+    with open(file, "a") as lines:
+        lines.write(f"{os.getpid()}\n")
+    raise OSError("no licence for the simulator anywhere")
+
+
+def dies_in_worker() -> gym.Env[Any, Any]:
+    """A native library that takes its process with it."""
+    if in_worker():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Steady()
+
+
+def dies_if_told(file: str) -> gym.Env[Any, Any]:
+    """The same, from the moment on when the file is there."""
+    if in_worker() and os.path.exists(file):
+        os._exit(3)
+    return Steady()
+
+
+def pool(num_envs: int, env: str = "CartPole-v1") -> gym.vector.VectorEnv[Any, Any, Any]:
+    """Class B: it resets itself."""
+    return gym.make_vec(env, num_envs, "sync")

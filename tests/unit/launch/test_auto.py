@@ -1,0 +1,139 @@
+"""choose(): where actors run, from a measurement, as a pure function; it measures only if the answer hangs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headrace.envs.spec import EnvSpec
+from headrace.errors import UsageError
+from headrace.launch import auto
+from headrace.launch.auto import Measured, choose, survey
+from headrace.launch.topology import TopologyConfig, resolve
+from support.faulty_envs import Steady
+
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def plenty_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "_available_bytes", lambda: 64 * GIB)
+
+
+def never() -> Measured:
+    raise AssertionError("the answer does not depend on a measurement")
+
+
+def sees(step_us: float, two_threads: float = 1.0) -> Callable[[], Measured]:
+    return lambda: Measured(step_us * 1e-6, 0.1, two_threads)
+
+
+CHEAP, PYTHON, RELEASES = sees(5), sees(200), sees(200, two_threads=1.95)
+
+
+@pytest.mark.parametrize(
+    ("look", "cores", "place", "workers"),
+    [
+        (CHEAP, 2, "inline", 1),
+        (PYTHON, 2, "processes", 2),
+        (PYTHON, 4, "processes", 4),
+        (PYTHON, 64, "processes", 8),
+        (RELEASES, 2, "threads", 2),
+        (sees(200, two_threads=1.1), 2, "processes", 2),
+    ],
+    ids=["cheap", "Python", "4 cores", "64 cores", "releases the GIL", "hardly does"],
+)
+def test_what_a_measurement_leads_to(look: Callable[[], Measured], cores: int, place: str, workers: int) -> None:
+    choice = choose(TopologyConfig(n_envs=8), cores, look)
+    assert (choice.topology, choice.workers) == (place, workers)
+    assert choice.reason.startswith(f"topology={place}")
+    assert "us" in choice.reason
+    assert "\n" not in choice.reason
+
+
+@pytest.mark.parametrize(("n_envs", "cores", "why"), [(8, 1, "one core"), (1, 64, "one environment")])
+def test_where_nothing_can_run_beside_it_is_inline(n_envs: int, cores: int, why: str) -> None:
+    choice = choose(TopologyConfig(n_envs=n_envs), cores, never)
+    assert (choice.topology, choice.workers) == ("inline", 1)
+    assert why in choice.reason
+
+
+@pytest.mark.parametrize("place", ["threads", "processes"])
+@pytest.mark.parametrize(("n_envs", "cores", "workers"), [(8, 2, 2), (2, 16, 2), (8, 1, 1)])
+def test_a_place_that_was_said_gets_a_worker_per_core(place: str, n_envs: int, cores: int, workers: int) -> None:
+    choice = choose(TopologyConfig(n_envs=n_envs, topology=place), cores, never)
+    assert (choice.topology, choice.workers) == (place, workers)
+    assert f"workers={workers}" in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("look", "place"),
+    [(CHEAP, "processes"), (PYTHON, "processes"), (RELEASES, "threads")],
+    ids=["cheap", "GIL", "free"],
+)
+@pytest.mark.parametrize("cores", [1, 2, 16])
+def test_workers_that_were_said_are_kept(look: Callable[[], Measured], place: str, cores: int) -> None:
+    """Whatever the machine has; only the place is chosen."""
+    choice = choose(TopologyConfig(n_envs=8, workers="2"), cores, look)
+    assert (choice.topology, choice.workers) == (place, 2)
+    assert "was asked for" in choice.reason
+
+
+def test_what_can_not_be_measured_is_inline() -> None:
+    """Its first rollout names the step that failed."""
+    choice = choose(TopologyConfig(n_envs=8), 2, lambda: None)
+    assert (choice.topology, choice.workers) == ("inline", 1)
+    assert "could not be measured" in choice.reason
+
+
+def test_processes_that_do_not_fit_into_memory_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "_available_bytes", lambda: GIB // 2)
+    choice = choose(TopologyConfig(n_envs=8), 2, PYTHON)
+    assert choice.topology == "inline"
+    assert "memory for 1 workers only" in choice.reason
+
+
+@pytest.mark.parametrize("place", ["auto", "threads", "processes"])
+def test_a_choice_of_its_own_is_never_refused(place: str) -> None:
+    """Fewer shards than cores: the user said nothing wrong, so fewer workers it is."""
+    got = resolve(TopologyConfig(n_envs=8, topology=place, shards=1), lambda said: choose(said, 4, PYTHON))
+    assert (got.workers, got.shards) == (1, (range(8),))
+
+
+def test_a_survey_builds_one_environment_and_closes_it() -> None:
+    made: list[Steady] = []
+    closed: list[Steady] = []
+
+    class Watched(Steady):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    found = survey(EnvSpec(Watched), 0, TopologyConfig(n_envs=4, topology="threads", workers="2"))
+    assert found.topology.topology == "threads"
+    assert len(made) == 1
+    assert closed == made
+
+
+def test_a_survey_closes_its_environment_when_it_refuses() -> None:
+    closed: list[int] = []
+
+    class Watched(Steady):
+        def close(self) -> None:
+            closed.append(1)
+            super().close()
+
+    with pytest.raises(UsageError, match="workers: expected at most"):
+        survey(EnvSpec(Watched), 0, TopologyConfig(n_envs=2, topology="threads", workers="3"))
+    assert closed == [1]
+
+
+def test_a_replay_is_inline_with_the_recorded_shards() -> None:
+    said = TopologyConfig(n_envs=4, topology="processes", workers="2", max_lag=1)
+    got = survey(EnvSpec(Steady), 0, said, is_replay=True).topology
+    assert (got.topology, got.workers, got.max_lag, len(got.shards)) == ("inline", 1, 1, 2)
