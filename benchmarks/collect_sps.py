@@ -56,7 +56,9 @@ def plain_loop(n_envs: int, seconds: float) -> float:
 
 def collector(n_envs: int, seconds: float) -> float:
     """Steps/s of completed rollouts."""
-    with hr.Collector("CartPole-v1", "MlpPolicy", n_envs=n_envs, n_steps=N_STEPS, seed=1) as rollouts:
+    with hr.Collector(
+        "CartPole-v1", "MlpPolicy", n_envs=n_envs, n_steps=N_STEPS, seed=1, topology="inline"
+    ) as rollouts:
         next(rollouts)
         steps, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
@@ -70,7 +72,7 @@ def forward_us(kind: str, rows: int = 8, calls: int = 2000) -> float:
     assert isinstance(policy, MlpPolicy)
     obs, noise, out = np.ones((rows, 4), np.float32), np.zeros((rows, 2), np.float32), np.zeros(rows, np.int64)
     weights = [p.detach().numpy() for p in policy.actor.parameters()]
-    tensor, plain = torch.from_numpy(obs), PlainMlpAct(policy, rows)
+    tensor, plain = torch.from_numpy(obs), PlainMlpAct(policy)
     inference = LocalInference(policy, OBSERVATION, ACTION, rows)
     eager = torch.nn.Sequential(policy.actor[0], torch.nn.Tanh(), policy.actor[1], torch.nn.Tanh(), policy.actor[2])
 
@@ -80,7 +82,7 @@ def forward_us(kind: str, rows: int = 8, calls: int = 2000) -> float:
         return h @ weights[4].T + weights[5]
 
     functions = {
-        "forward": lambda: plain.forward(tensor),
+        "forward": lambda: plain.forward(obs),
         "act": lambda: inference.act(obs, noise, out),
         "eager torch": lambda: torch.distributions.Categorical(logits=eager(tensor)).sample(),
         "numpy": numpy_forward,

@@ -60,6 +60,9 @@ class Absent:
     reason: str
 
 
+NOT_IN_SMOKE = Absent("peers do not run in a smoke test")
+
+
 class PeerError(RuntimeError):
     """A peer's subprocess failed; the message says how and ends with the tail of its stderr."""
 
@@ -154,7 +157,7 @@ def report(
 
 
 def peer(name: str, install: bool = True, progress: Callable[[str], object] = print) -> PeerPython | Absent:
-    """The peer's Python, installing it the first time; never raises. Smoke runs pass install=False."""
+    """The peer's Python, installing it the first time; never raises."""
     try:
         return _peer(name, install, progress)
     except Exception as error:

@@ -63,17 +63,28 @@ def learn(who: str, env: str, options: dict[str, Any], total: int, seeds: Iterab
 
 
 def steps_to(
-    env: str, threshold: float, options: dict[str, Any], total: int, every: int, seeds: Iterable[int], what: str
+    env: str,
+    threshold: float,
+    options: dict[str, Any],
+    total: int,
+    every: int,
+    seeds: Iterable[int],
+    what: str,
+    ours_too: dict[str, Any] | None = None,
 ) -> harness.Claim:
-    """Mean steps until an evaluation reaches the threshold, ours beside SB3's; never reaching counts as `total`."""
+    """Mean steps until an evaluation reaches the threshold, ours beside SB3's; never reaching counts as `total`.
+
+    `ours_too` are options that SB3 does not have, such as where actors run.
+    """
     seeds = list(seeds)
     more = ("--eval-every", str(every), "--stop-at", str(threshold))
+    given = {"headrace": options | (ours_too or {}), "sb3": options}
     reached = {
-        who: [one["reached_at_steps"] or total for one in learn(who, env, options, total, seeds, *more)]
+        who: [one["reached_at_steps"] or total for one in learn(who, env, given[who], total, seeds, *more)]
         for who in ("headrace", "sb3")
     }
     ours, theirs = mean(reached["headrace"]), mean(reached["sb3"])
-    noise = _standard_error(reached["headrace"]) + _standard_error(reached["sb3"])
+    noise = standard_error(reached["headrace"]) + standard_error(reached["sb3"])
     holds = ours <= 1.1 * theirs
     name = f"{env}, steps to {threshold:g}, {what}"
     return harness.Claim(
@@ -95,7 +106,7 @@ def final_returns(task: str, seeds: Iterable[int], with_sb3: bool) -> list[harne
     ]
     if with_sb3:
         theirs = [one["mean_reward"] for one in learn("sb3", env, options, total, seeds)]
-        noise = _standard_error(ours) + _standard_error(theirs)
+        noise = standard_error(ours) + standard_error(theirs)
         goal = f">= SB3's (noise {noise:.1f})"
         holds = mean(ours) >= mean(theirs) - noise
         claims.append(
@@ -121,7 +132,7 @@ def time_to_475(seeds: Iterable[int]) -> harness.Claim:
 def main() -> None:
     arguments = harness.arguments(__doc__)
     absent: dict[str, str] = {}
-    found = harness.peer("sb3", install=not arguments.smoke)
+    found = harness.NOT_IN_SMOKE if arguments.smoke else harness.peer("sb3")
     if isinstance(found, harness.Absent):
         absent["sb3"] = found.reason
     if arguments.smoke:
@@ -145,7 +156,7 @@ def main() -> None:
     harness.report(claims, arguments.json, absent)
 
 
-def _standard_error(values: list[float]) -> float:
+def standard_error(values: list[float]) -> float:
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 

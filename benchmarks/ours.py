@@ -14,8 +14,8 @@ import headrace as hr
 JOB = {"n_envs": 64, "n_steps": 32, "batch_size": 512, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.95}
 
 
-def train_sps(updates: int, gradients: str) -> dict[str, Any]:
-    with hr.PPO("MlpPolicy", "CartPole-v1", learning_rate=1e-3, gradients=gradients, seed=1, **JOB) as model:
+def train_sps(updates: int, options: dict[str, Any]) -> dict[str, Any]:
+    with hr.PPO("MlpPolicy", "CartPole-v1", learning_rate=1e-3, seed=1, **JOB, **options) as model:
         rollout = JOB["n_envs"] * JOB["n_steps"]
         model.learn(rollout)
         records: list[dict[str, float]] = []
@@ -82,7 +82,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     speed = commands.add_parser("train_sps")
     speed.add_argument("--updates", type=int, required=True)
-    speed.add_argument("--gradients", default="auto")
+    speed.add_argument("--options", type=json.loads, default={}, help="JSON: PPO's further keywords")
     learning = commands.add_parser("learn")
     learning.add_argument("--env", required=True)
     learning.add_argument("--hyperparameters", required=True, help="JSON: PPO's keywords, and n_envs, policy")
@@ -94,7 +94,7 @@ def main() -> None:
     learning.add_argument("--stop-at", type=float, help="stop once a periodic evaluation reaches this mean reward")
     arguments = parser.parse_args()
     is_speed = arguments.command == "train_sps"
-    result = train_sps(arguments.updates, arguments.gradients) if is_speed else learn(arguments)
+    result = train_sps(arguments.updates, arguments.options) if is_speed else learn(arguments)
     print(json.dumps({**result, "version": hr.__version__}))
 
 

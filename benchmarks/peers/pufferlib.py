@@ -1,6 +1,7 @@
 """PufferLib as a peer. Run by `harness.run_peer("pufferlib", ...)`; prints one JSON object as its last line.
 
 train_sps: PuffeRL on CartPole-v1, one evaluate + train to warm up, then N timed ones.
+burn:      Multiprocessing with two workers over environments that burn CPU, with ready-made actions.
 This file bears the library's name: outside the harness run it with `python -P`, in a directory of its own
 (PufferLib links its resources into the working directory).
 """
@@ -9,8 +10,10 @@ import argparse
 import json
 import os
 import shutil
+import sys
 import time
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 # PufferLib takes nvcc on the path to mean that its CUDA kernel was built; ours is always the CPU one.
@@ -20,6 +23,7 @@ while nvcc := shutil.which("nvcc"):
     )
 
 import gymnasium  # noqa: E402
+import numpy as np  # noqa: E402
 import pufferlib.emulation  # noqa: E402
 import pufferlib.pytorch  # noqa: E402
 import pufferlib.vector  # noqa: E402
@@ -118,13 +122,49 @@ def train_sps(updates: int) -> dict[str, Any]:
     return {"sps": steps / seconds, "steps": steps, "seconds": seconds}
 
 
+def burning(turns: int, buf: Any = None, seed: int = 0) -> pufferlib.emulation.GymnasiumPufferEnv:
+    from burn import BurnEnv
+
+    return pufferlib.emulation.GymnasiumPufferEnv(BurnEnv(turns), buf=buf, seed=seed)
+
+
+def burn(options: dict[str, Any]) -> dict[str, Any]:
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
+    n_envs = options["n_envs"]
+    env = pufferlib.vector.make(
+        burning,
+        env_kwargs={"turns": options["turns"]},
+        backend=pufferlib.vector.Multiprocessing,
+        num_envs=n_envs,
+        num_workers=2,
+    )
+    try:
+        env.async_reset(1)
+        env.recv()
+        actions = np.random.default_rng(1).integers(0, 2, (64, n_envs))
+        for action in actions[:8]:
+            env.send(action)
+            env.recv()
+        count, start = 0, time.perf_counter()
+        while time.perf_counter() - start < options["seconds"]:
+            env.send(actions[count % 64])
+            env.recv()
+            count += 1
+        seconds = time.perf_counter() - start
+    finally:
+        env.close()
+    return {"sps": count * n_envs / seconds}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("train_sps").add_argument("--updates", type=int, required=True)
+    commands.add_parser("burn").add_argument("--options", type=json.loads, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(json.dumps({**train_sps(arguments.updates), "version": version("pufferlib")}))
+    result = burn(arguments.options) if arguments.command == "burn" else train_sps(arguments.updates)
+    print(json.dumps({**result, "version": version("pufferlib")}))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
 """Stable-Baselines3 as a peer. Run by `harness.run_peer("sb3", ...)`; prints one JSON object as its last line.
 
 train_sps: PPO on CartPole-v1, one update to warm up, then N timed updates.
+burn:      SubprocVecEnv over environments that burn CPU, with ready-made actions.
 learn:     PPO with given hyperparameters -> (train, pause the clock and evaluate)* -> final evaluation on a fresh env.
 """
 
 import argparse
 import json
+import sys
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import stable_baselines3
 import torch
 from stable_baselines3 import PPO
@@ -17,7 +22,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 NUM_ENVS, NUM_STEPS = 64, 32
 
@@ -78,6 +83,27 @@ class TimedEvaluation(BaseCallback):
         return False
 
 
+def burn(options: dict[str, Any]) -> dict[str, Any]:
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
+    from burn import BurnEnv
+
+    n_envs = options["n_envs"]
+    env = SubprocVecEnv([partial(BurnEnv, options["turns"])] * n_envs)
+    try:
+        env.reset()
+        actions = np.random.default_rng(1).integers(0, 2, (64, n_envs))
+        for action in actions[:8]:
+            env.step(action)
+        count, start = 0, time.perf_counter()
+        while time.perf_counter() - start < options["seconds"]:
+            env.step(actions[count % 64])
+            count += 1
+        seconds = time.perf_counter() - start
+    finally:
+        env.close()
+    return {"sps": count * n_envs / seconds}
+
+
 def schedules(hyperparameters: dict[str, Any]) -> dict[str, Any]:
     """RL Zoo's "lin_0.001" means a linear fall from 0.001 to zero."""
     return {
@@ -116,6 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("train_sps").add_argument("--updates", type=int, required=True)
+    commands.add_parser("burn").add_argument("--options", type=json.loads, required=True)
     learning = commands.add_parser("learn")
     learning.add_argument("--env", required=True)
     learning.add_argument("--hyperparameters", required=True, help="JSON: PPO's keywords, and n_envs, policy")
@@ -129,7 +156,10 @@ def main() -> None:
     if arguments.command == "learn" and arguments.stop_at is not None and arguments.eval_every is None:
         parser.error("--stop-at needs --eval-every")
     torch.set_num_threads(1)
-    result = train_sps(arguments.updates) if arguments.command == "train_sps" else learn(arguments)
+    if arguments.command == "burn":
+        result = burn(arguments.options)
+    else:
+        result = train_sps(arguments.updates) if arguments.command == "train_sps" else learn(arguments)
     print(json.dumps({**result, "version": stable_baselines3.__version__}))
 
 
