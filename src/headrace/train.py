@@ -66,7 +66,9 @@ class Run:
         if schedule is not None and self._publish_s:
             raise UsageError("publish_every in seconds can't be replayed: when it published is not in the schedule")
         n_envs, n_steps = config.topology.n_envs, config.ppo.n_steps
-        found = survey(config.env, config.seed, config.topology, is_replay=schedule is not None)
+        found = survey(
+            config.env, config.seed, config.topology, replayed_shards=schedule.num_shards if schedule else None
+        )
         self.topology, self.observation_space, self.action_space = found.topology, found.observation, found.action
         shards = self.topology.shards
         self.module = module or build_policy(
@@ -106,6 +108,8 @@ class Run:
         self.updates = 0
         self.steps = 0
         self._batches = 0  # handed out and given back
+        self._in_hand: list[Taken] = []  # of the batch that is being collected
+        self._is_published = True  # the learner's weights are the latest version's
         self._is_launched = False
         self._spent = Spent()
         self._restarts = 0  # of crews before this one
@@ -121,7 +125,7 @@ class Run:
         self.is_between_updates = False
         slabs = [one.slab for one in taken]
         batch = assemble(slabs)
-        version = self.weights.version
+        version, is_present = self.weights.version, self._is_published
         ages = (now_ns() - np.array([slab.word(Word.STARTED_NS) for slab in slabs])) / 1e9
 
         with torch_threads(self.config.ppo.learner_threads):
@@ -129,7 +133,7 @@ class Run:
                 complete(batch, self.policy_of)
                 write_back(batch, slabs)
             with self.phases.of("advantages"):
-                targets = self.learner.targets(batch, version)
+                targets = self.learner.targets(batch, version, is_present)
             with self.phases.of("sgd"):
                 progress_remaining = max(0.0, 1.0 - self.steps / max(1, total_timesteps))
                 trained = self.learner.update(batch, targets, self.updates, progress_remaining)
@@ -140,6 +144,7 @@ class Run:
         self.release(taken)  # the batch may be the slab's own memory, but nobody fills it before the next lease
         self.updates += 1
         self.steps += self.steps_of_last_update
+        self._is_published = False
         if self._is_publishing():
             self.publish()
         self._lease()
@@ -153,19 +158,21 @@ class Run:
         self._launch()
         self._take()
         self._lease()
-        batch: list[Taken] = []
-        while len(batch) < self.topology.slabs_per_update:
+        while len(self._in_hand) < self.topology.slabs_per_update:
             ready = self._ready()
             if ready is None:
                 self._wait()
                 self._take()
                 self._lease()
             elif self._is_late(ready):
-                self.books.ledger.reject(int(ready.slab.valid.sum()))
+                self.books.reject(ready)
                 self._crew.ring.reject(ready.lease)
                 self._lease()
             else:
-                batch.append(ready)
+                self._in_hand.append(ready)
+        batch, self._in_hand = self._in_hand, []
+        for one in batch:  # only now: a collect that is broken off has entered nothing
+            self.books.enter(one)
         spent = self._crew.actors.spent()
         if self.topology.topology == "inline":
             for name in ("env", "inference", "copy"):
@@ -181,7 +188,7 @@ class Run:
 
     def publish(self) -> int:
         """The present weights as the next version."""
-        self._published_s = now_s()
+        self._published_s, self._is_published = now_s(), True
         return self.weights.publish(self.flat)
 
     def policy_of(self, version: int) -> Evaluator:
@@ -202,18 +209,22 @@ class Run:
         """Fresh memory and fresh actors, which go on from the books; what waited for a batch is made again."""
         for queue in self._waiting:
             queue.clear()
+        self._in_hand.clear()
         version = self.weights.version
+        published = self.weights.vector(version).clone()
         self._restarts = self.restarts
         self._is_launched = False
         self._crew.close()
         self._crew = self._open_crew(self.schedule)
-        self.weights.publish(self.flat, version)
+        self.weights.publish_vector(published, version)
         self._crew.ring.resume(self.books.ledger.sequences, self._batches)
         self._replica.forget()
 
     def snapshot(self) -> Snapshot:
         """Everything the next update depends on, copied: the run may go on. Call it between updates."""
         state, arrays = self.books.snapshot()
+        if not self._is_published:  # actors go on with these
+            arrays["published"] = self.weights.vector(self.weights.version).numpy().copy()
         return Snapshot(
             weights={name: tensor.clone() for name, tensor in self.module.state_dict().items()},
             optimizer={name: tensor.clone() for name, tensor in self.learner.optimizer_tensors().items()},
@@ -236,11 +247,19 @@ class Run:
         """Go on from a snapshot of a run with the same spaces, bit for bit, wherever actors run now."""
         state = snapshot.state
         self._require_same_schema(state)
+        if self.schedule is not None and self.topology.max_lag:
+            raise UsageError(
+                "a replay can't be resumed: it needs versions that a checkpoint does not keep; begin it again"
+            )
         if self._is_launched:
             self._reopen()
         self.load_weights(snapshot)
         self.learner.restore_optimizer(snapshot.optimizer, state["minibatches_done"])
-        self.weights.publish(self.flat, state["version"])
+        self._is_published = "published" not in snapshot.episodes
+        if self._is_published:
+            self.weights.publish(self.flat, state["version"])
+        else:
+            self.weights.publish_array(snapshot.episodes["published"], state["version"])
         self.updates, self.steps = state["updates"], state["steps"]
         self._batches = state["batches"]
         self.books.restore(state, snapshot.episodes)
@@ -304,8 +323,8 @@ class Run:
             self._is_launched = True
 
     def _start_of(self, shard: int) -> Whereabouts | None:
-        waiting = [one.slab for queue in self._waiting for one in queue if one.lease.shard == shard]
-        return self.books.whereabouts(shard, waiting)
+        ahead = [*self._in_hand, *(one for queue in self._waiting for one in queue)]
+        return self.books.whereabouts(shard, [one.slab for one in ahead if one.lease.shard == shard])
 
     def _lease(self) -> None:
         """Hand out every lease that the pace allows: that is all that keeps actors going."""
@@ -336,7 +355,6 @@ class Run:
         if not queue:
             return None
         one = queue.popleft()
-        self.books.enter(one)
         self.last_schedule.append(slab_use(one.lease.shard, one.lease.sequence, one.slab.version))
         return one
 

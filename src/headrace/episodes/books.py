@@ -58,6 +58,7 @@ class Books:
         self.noise_counter = np.zeros(n_envs, np.int64)
         self.steps_of_shard = [0] * len(shards)  # consumed since the start of this process
         self._has_begun = [False] * len(shards)
+        self._finished: list[Finished] = []  # in rejected slabs since the last batch
 
     def enter(self, taken: Taken) -> None:
         """A slab was taken from the ring."""
@@ -74,7 +75,14 @@ class Books:
             steps = int(one.slab.valid.sum())
             self.ledger.consume(steps)
             self.steps_of_shard[one.lease.shard] += steps
-        return self._count(batch)
+        finished, self._finished = [*self._finished, *self._count(batch)], []
+        return finished
+
+    def reject(self, taken: Taken) -> None:
+        """A slab is passed over; its episodes still happened, and are told with the next batch's."""
+        self.enter(taken)
+        self.ledger.reject(int(taken.slab.valid.sum()))
+        self._finished += self._count([taken])
 
     def least_share(self) -> float:
         """The smallest consumption of an environment relative to the mean: 1 where all are represented alike."""

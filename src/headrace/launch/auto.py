@@ -54,13 +54,14 @@ class Measured:
     two_threads: float
 
 
-def survey(spec: EnvSpec, seed: int, config: TopologyConfig, is_replay: bool = False) -> Survey:
+def survey(spec: EnvSpec, seed: int, config: TopologyConfig, replayed_shards: int | None = None) -> Survey:
     """Build one environment, look at its spaces, settle the topology."""
     envs = build_envs(ShardPlan(spec, range(1), seed))
     try:
         observation, action = envs.observation_space, envs.action_space
-        if is_replay:
-            topology = resolve(_inline(config), _no_choice)
+        if replayed_shards is not None:
+            place = replace(config, topology="inline", workers="auto", shards=replayed_shards)
+            topology = resolve(place, _no_choice)
         else:
             topology = resolve(config, lambda wanted: choose(wanted, cpus(), lambda: measure(spec, seed, envs)))
     finally:
@@ -163,12 +164,6 @@ def _stepped(envs: VectorEnv, budget_s: float) -> list[float]:
         envs.step(actions, row, lambda env, obs: None)
         times.append(now_s() - before)
     return times[1:]
-
-
-def _inline(config: TopologyConfig) -> TopologyConfig:
-    workers = 1 if config.workers == "auto" else int(config.workers)
-    shards = config.shards or workers
-    return replace(config, topology="inline", workers="auto", shards=shards)
 
 
 def _no_choice(config: TopologyConfig) -> Choice:

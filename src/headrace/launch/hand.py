@@ -62,10 +62,9 @@ class Hand:
         def fixed(row: int) -> int:
             if row and replica.version is not None:
                 return replica.version
-            if not store.holds(version):  # first come, first served: this lease waited too long for its turn
-                return replica.load_latest(store)
-            replica.load(store, version)
-            return version
+            if replica.try_load(store, version):
+                return version
+            return replica.load_latest(store)  # first come, first served: this lease waited too long for its turn
 
         def newest(row: int) -> int:
             if row % rows and replica.version is not None:

@@ -31,7 +31,7 @@ class InlineActors:
         self._actors: list[Actor] = []
         self._hand = Hand(plan.hand, store)
         self._schedule = schedule
-        self._scheduled = 0  # leases asked for by it so far
+        self._scheduled: int | None = None  # rollouts of it that are done or asked for
         self._pending: deque[tuple[Ring, Lease, int]] = deque()
 
     def launch(self, start_of: StartOf) -> None:
@@ -48,6 +48,8 @@ class InlineActors:
         else:
             leases = []
             uses = self._schedule.uses
+            if self._scheduled is None:  # a resumed replay goes on where its books end
+                self._scheduled = sum(ring.sequences)
             while self._scheduled < len(uses) and (lease := ring.lease(uses[self._scheduled].shard)) is not None:
                 leases.append(lease)
                 self._scheduled += 1

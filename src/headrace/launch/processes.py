@@ -54,8 +54,7 @@ class ProcessActors:
 
     def launch(self, start_of: StartOf) -> None:
         """Start every worker, all at the same time, and wait until the last is ready."""
-        if self._is_ended:
-            raise HeadraceError("the workers of this run were ended; make another run or load its last checkpoint")
+        self._require_open()
         self._start_of = start_of
         try:
             for index in range(len(self._children)):
@@ -71,6 +70,7 @@ class ProcessActors:
 
     def lease(self, ring: Ring, version: int) -> None:
         """Replace those known to be dead, send every lease that the pace allows, and look who else has died."""
+        self._require_open()
         for index, child in enumerate(self._children):
             if child is None:
                 for shard in self._hosted[index]:
@@ -85,6 +85,7 @@ class ProcessActors:
 
     def wait(self) -> None:
         """Until a worker says something or dies; not at all if that happened since the last wait."""
+        self._require_open()
         while not self._has_news and None not in self._children:
             self._has_news = self._listen(_PATIENCE_S)
         self._has_news = False
@@ -126,6 +127,10 @@ class ProcessActors:
         deadline = now_s() + patience_s
         for child in children:
             child.end(max(0.0, deadline - now_s()))
+
+    def _require_open(self) -> None:
+        if self._is_ended:
+            raise HeadraceError("the workers of this run were ended; make another run or load its last checkpoint")
 
     def _start(self, index: int) -> None:
         starts = {shard: self._start_of(shard) for shard in self._hosted[index]}

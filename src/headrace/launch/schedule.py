@@ -64,9 +64,18 @@ class Schedule:
         """From a run directory's schedule.jsonl."""
         try:
             lines = path.read_text().splitlines()
-            return cls([[SlabUse.decode(one, n_steps) for one in json.loads(line)] for line in lines])
+            schedule = cls([[SlabUse.decode(one, n_steps) for one in json.loads(line)] for line in lines])
         except (OSError, ValueError, TypeError) as error:
             raise UsageError(f"schedule {path}: expected the schedule.jsonl of an asynchronous run: {error}") from error
+        first = {use.shard: use.sequence for use in reversed(schedule.uses)}
+        if any(first.values()):
+            raise UsageError(f"schedule {path}: does not begin with the run, so it can't be replayed")
+        return schedule
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the run that recorded it."""
+        return max((use.shard for use in self.uses), default=0) + 1
 
     @property
     def capacity(self) -> int:

@@ -68,12 +68,15 @@ class Learner:
             return ClosedFormEvaluator(module)
         return as_policy(module)
 
-    def targets(self, batch: Batch, version: int) -> Targets:
-        """What a completed batch teaches; rows that an older version than `version` acted in, by `late`."""
+    def targets(self, batch: Batch, version: int, is_present: bool = True) -> Targets:
+        """What a completed batch teaches; rows that an older version than `version` acted in, by `late`.
+
+        `is_present` says that the learner's weights are that version's: they are not if it publishes less often.
+        """
         config = self._config
         arrays = (batch.reward, batch.value, batch.bootstrap_value, batch.terminated, batch.truncated, batch.valid)
         discounts = (config.gamma, config.gae_lambda)
-        if config.late == "reject" or int(batch.version.min()) >= version:
+        if config.late == "reject" or (is_present and int(batch.version.min()) >= version):
             advantage, returns = gae(*arrays, batch.last_value, *discounts)
             return Targets(advantage, returns, batch.log_prob, np.ones_like(batch.log_prob))
         now = _seen_by(batch, self.evaluator(self._flat.module))
@@ -109,9 +112,12 @@ class Learner:
         norms: list[float] = []
         stopped = False
         self._flat.module.train()
+        frozen = self._flat.attach_gradients()
         for _ in range(config.n_epochs):
             for indices in minibatches(valid, config.batch_size, generator):
                 terms = self._gradients(everything, torch.from_numpy(indices), coefficients)
+                for gradient in frozen:
+                    gradient.zero_()
                 seen.append(terms)
                 if config.target_kl is not None and terms.approx_kl > 1.5 * config.target_kl:
                     stopped = True

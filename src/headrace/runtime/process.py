@@ -118,6 +118,11 @@ class Child:
         """Ready for reading once the process has ended."""
         return int(self._process.sentinel)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone, also if somebody who inherited its sentinel lives on."""
+        return self._exit_code is not None or self._process.exitcode is not None
+
     def send(self, data: bytes) -> None:
         """Say something; whether it arrives is another matter, a death will be noticed by `wait_any`."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -155,6 +160,8 @@ def wait_any(children: Sequence[Child], timeout_s: float) -> list[Message | Deat
             data = _read(child)
             if data is not None:  # the end of the line is told by the sentinel, a moment later
                 happened.append(Message(child, data))
+    if not happened:
+        dead += [child for child in children if child not in dead and child.has_ended]
     for child in dead:
         while (data := _read(child)) is not None:
             happened.append(Message(child, data))
@@ -186,6 +193,7 @@ def _run(connection: Connection[Any, Any], watched: Connection[Any, Any], blob: 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
     threading.Thread(target=_end_with_parent, args=(watched,), name="parent-watch", daemon=True).start()
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # envs may have children
     target, payload = cloudpickle.loads(blob)
     target(Line(connection), payload)
 

@@ -42,6 +42,16 @@ class FlatParameters:
             parameter.grad = self.gradients[name] if parameter.requires_grad else None
             start = stop
 
+    def attach_gradients(self) -> list[Tensor]:
+        """See that autograd writes into the flat gradient, whatever zero_grad() did; returns the frozen parts of it."""
+        frozen = []
+        for name, parameter in self.module.named_parameters():
+            if not parameter.requires_grad:
+                frozen.append(self.gradients[name])
+            elif parameter.grad is not self.gradients[name]:
+                parameter.grad = self.gradients[name]
+        return frozen
+
     @property
     def size(self) -> int:
         """Length of the published vector: parameters, then floating-point buffers."""

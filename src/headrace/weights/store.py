@@ -12,7 +12,11 @@ Does not know modules' insides or processes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -53,13 +57,24 @@ class WeightStore:
     def publish(self, flat: FlatParameters, version: int | None = None) -> int:
         """Copy the weights out as the next version (or as a given one, after a resume)."""
         version = self.version + 1 if version is None else version
+        self._write(flat.dump, version)
+        return version
+
+    def publish_vector(self, vector: Tensor, version: int) -> None:
+        """The same, from a vector that was published before."""
+        self._write(lambda out: out.copy_(vector), version)
+
+    def publish_array(self, vector: npt.NDArray[Any], version: int) -> None:
+        """The same, from a checkpoint."""
+        self.publish_vector(torch.from_numpy(vector), version)
+
+    def _write(self, dump: Callable[[Tensor], object], version: int) -> None:
         slot = version % self._capacity
         store_release(self._words, 1 + slot, _GONE)
         fence()  # nobody may see new numbers under the old version
-        flat.dump(self._vectors[slot])
+        dump(self._vectors[slot])
         store_release(self._words, 1 + slot, version)
         store_release(self._words, 0, version)
-        return version
 
     def holds(self, version: int) -> bool:
         """Whether a version is still kept."""
@@ -97,12 +112,17 @@ class Replica:
 
     def load(self, store: WeightStore, version: int) -> None:
         """Switch to a version; nothing is copied if it is already there."""
-        if version == self.version:
-            return
-        self.version = None
-        if not store.copy_into(self._flat, version):
+        if not self.try_load(store, version):
             raise HeadraceError(f"weights of version {version} are gone; the latest is {store.version}")
-        self.version = version
+
+    def try_load(self, store: WeightStore, version: int) -> bool:
+        """The same; False if the version is not kept any more."""
+        if version == self.version:
+            return True
+        self.version = None
+        if store.copy_into(self._flat, version):
+            self.version = version
+        return self.version == version
 
     def load_latest(self, store: WeightStore) -> int:
         """Switch to the newest version, and name it."""
