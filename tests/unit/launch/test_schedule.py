@@ -47,10 +47,16 @@ uses = st.builds(SlabUse, st.integers(0, 3), st.integers(0, 50), st.tuples(*[st.
 def test_a_schedule_comes_back_from_its_file(
     updates: list[list[SlabUse]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    next_of = [0] * 4  # a shard's rollouts are consumed in order, from the first
+    for one in updates:
+        for i, use in enumerate(one):
+            one[i] = SlabUse(use.shard, next_of[use.shard], use.versions)
+            next_of[use.shard] += 1
     path = tmp_path_factory.mktemp("run") / "schedule.jsonl"
     path.write_text("".join(json.dumps([use.encode() for use in one]) + "\n" for one in updates))
     got = Schedule.read(path, 4)
     assert got.updates == updates
+    assert got.num_shards == max((use.shard for use in got.uses), default=0) + 1
     assert got.uses == [use for one in updates for use in one]
     last = {(use.shard, use.sequence): list(use.versions) for use in got.uses}
     assert {key: got.versions_of(*key) for key in last} == last
@@ -66,6 +72,13 @@ def test_what_is_no_schedule_is_refused_by_name(text: str, tmp_path: Path) -> No
     with pytest.raises(
         UsageError, match=r"schedule .*schedule\.jsonl: expected the schedule\.jsonl of an asynchronous"
     ):
+        Schedule.read(path, 4)
+
+
+def test_a_schedule_of_a_runs_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.jsonl"
+    path.write_text("[[0, 0, [[0, 0]]], [1, 3, [[0, 2]]]]\n")
+    with pytest.raises(UsageError, match="does not begin with the run"):
         Schedule.read(path, 4)
 
 
