@@ -41,7 +41,6 @@ class Spent:
     inference: float = 0.0
     copy: float = 0.0
     idle: float = 0.0  # waiting for a lease
-    steps: int = 0
 
 
 def every_lease(ring: Ring, shards: Iterable[int]) -> Iterator[Lease]:
