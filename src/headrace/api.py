@@ -379,7 +379,7 @@ class Collector:
                 n_envs, topology, str(workers), inference, max_lag, shards, start_method, pick_up_rows
             ),
         )
-        self._run = Run(config, None if isinstance(policy, str) else copy.deepcopy(policy))
+        self._run = Run(config, None if isinstance(policy, str) else copy.deepcopy(policy), is_learning=False)
         self._is_torn = False  # a rollout was broken off: the environments are ahead of the books
         self._is_published = True
         self._is_closed = False

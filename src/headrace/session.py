@@ -35,7 +35,7 @@ from headrace.clock import now_s
 from headrace.episodes.statistics import Finished
 from headrace.errors import HeadraceError
 from headrace.evaluation.evaluate import Evaluated
-from headrace.launch.schedule import SlabUse
+from headrace.launch.schedule import SlabUse, encode_update
 from headrace.run_config import SessionConfig
 from headrace.telemetry.sinks import JsonlSink, Record, Sinks, TensorBoardSink
 from headrace.train import Run
@@ -125,13 +125,14 @@ class Session:
             schedule = stack.enter_context(self._open_schedule())
             if self._view is not None:
                 stack.enter_context(self._view)
+                run.tell = self._view.message
             run.phases.split()
             while run.steps < config.total_timesteps:
                 if self._signal is not None:
                     raise Interrupted
                 record, finished = run.update(config.total_timesteps)
                 episodes(finished)
-                schedule(run.last_schedule)
+                schedule(run.version_of_last_update, run.last_schedule)
                 record |= self._evaluate_if_due()
                 record |= self._timed(started)
                 sinks.write(record)
@@ -178,6 +179,7 @@ class Session:
         total = split.pop("total")
         collect_s = split["env"] + split["inference"] + split["copy"]
         steps = run.steps - self._first_step
+        workers = {} if run.topology.topology == "inline" else dict(enumerate(run.steps_by_worker))
         return {
             "time/fps": steps / elapsed if elapsed else 0.0,
             "time/iterations": float(run.updates),
@@ -187,7 +189,9 @@ class Session:
             "headrace/collect_s": collect_s,
             "headrace/update_s": split["completion"] + split["advantages"] + split["sgd"],
             "headrace/wait_s": split["wait"],
-        } | {f"headrace/time/{name}": seconds for name, seconds in split.items()}
+            **{f"headrace/sps/worker_{worker}": count / total for worker, count in workers.items() if total},
+            **{f"headrace/time/{name}": seconds for name, seconds in split.items()},
+        }
 
     def _checkpoint_if_due(self) -> None:
         if self._config.checkpoint_every and self._run.steps >= self._next_checkpoint:
@@ -285,19 +289,19 @@ class Session:
             yield write
 
     @contextmanager
-    def _open_schedule(self) -> Iterator[Callable[[list[SlabUse]], None]]:
+    def _open_schedule(self) -> Iterator[Callable[[int, list[SlabUse]], None]]:
         """An asynchronous run's schedule.jsonl, a line an update: what it takes to get its bits again."""
         if self._dir is None or not self._run.topology.max_lag:
-            yield lambda uses: None
+            yield lambda version, uses: None
             return
         path = self._dir / "schedule.jsonl"
         kept = path.read_text().splitlines(keepends=True)[: self._run.updates] if path.exists() else []
         path.write_text("".join(kept))
         with path.open("a") as file:
 
-            def write(uses: list[SlabUse]) -> None:
+            def write(version: int, uses: list[SlabUse]) -> None:
                 try:
-                    file.write(json.dumps([use.encode() for use in uses]) + "\n")
+                    file.write(encode_update(version, uses))
                     file.flush()
                 except OSError as error:
                     logger.warning("the schedule could not be kept, training goes on: %s", error)

@@ -29,10 +29,11 @@ from headrace.episodes.books import Books, Whereabouts
 from headrace.episodes.statistics import Finished
 from headrace.errors import CheckpointError, SchemaError, UsageError
 from headrace.inference.threads import torch_threads
-from headrace.launch.actors import Actors, CrewPlan, Spent
+from headrace.launch.actors import Actors, CrewPlan, Spent, Tell
 from headrace.launch.auto import survey
 from headrace.launch.crew import Crew, open_crew
 from headrace.launch.hand import Hand, HandPlan
+from headrace.launch.rehearsal import Rehearsal, rehearse
 from headrace.launch.schedule import Schedule, SlabUse, slab_use
 from headrace.launch.shard import ShardPlan, episode_seed
 from headrace.launch.topology import publishing
@@ -59,16 +60,24 @@ PHASES = ("env", "inference", "copy", "completion", "advantages", "sgd", "wait")
 class Run:
     """The parts of a run, connected. One thread reads and learns; close it when done."""
 
-    def __init__(self, config: RunConfig, module: Module | None = None, schedule: Schedule | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        module: Module | None = None,
+        schedule: Schedule | None = None,
+        is_learning: bool = True,
+    ) -> None:
         keep_freed_memory()
         self.config = config
         self._publish_updates, self._publish_s = publishing(config.topology.publish_every)
-        if schedule is not None and self._publish_s:
-            raise UsageError("publish_every in seconds can't be replayed: when it published is not in the schedule")
         n_envs, n_steps = config.topology.n_envs, config.ppo.n_steps
-        found = survey(
-            config.env, config.seed, config.topology, replayed_shards=schedule.num_shards if schedule else None
-        )
+
+        def rehearsed(observation: spaces.Space, action: spaces.Space) -> Rehearsal:
+            policy = module or build_policy(config.policy, observation, action, 0)
+            return rehearse(policy, observation, action, n_envs, config.policy.tile, config.ppo, is_learning)
+
+        shards_then = schedule.num_shards if schedule else None
+        found = survey(config.env, config.seed, config.topology, rehearsed, shards_then)
         self.topology, self.observation_space, self.action_space = found.topology, found.observation, found.action
         shards = self.topology.shards
         self.module = module or build_policy(
@@ -116,6 +125,9 @@ class Run:
         self.is_collecting = False  # a signal may break off collecting, but not learning
         self.is_between_updates = True  # a snapshot is a valid checkpoint
         self.steps_of_last_update = 0
+        self.tell: Tell = lambda text: None  # a line for people: who shows it says so here
+        self.steps_by_worker = [0] * self.topology.workers  # of the last update
+        self.version_of_last_update = 0  # the latest when its batch was complete
         self.last_schedule: list[SlabUse] = []  # what the last update looked at
 
     def update(self, total_timesteps: int) -> tuple[dict[str, float], list[Finished]]:
@@ -140,7 +152,10 @@ class Run:
 
         finished = self.books.settle(taken)
         record = trained | self._collected(batch, version, float(ages.max()))
-        self.steps_of_last_update = batch.steps
+        self.steps_of_last_update, self.version_of_last_update = batch.steps, version
+        self.steps_by_worker = [0] * self.topology.workers
+        for one in taken:
+            self.steps_by_worker[one.lease.shard % self.topology.workers] += int(one.slab.valid.sum())
         self.release(taken)  # the batch may be the slab's own memory, but nobody fills it before the next lease
         self.updates += 1
         self.steps += self.steps_of_last_update
@@ -317,7 +332,7 @@ class Run:
         if not self._is_launched:
             self.is_collecting = True
             try:
-                self._crew.actors.launch(self._start_of)
+                self._crew.actors.launch(self._start_of, self.tell)
             finally:
                 self.is_collecting = False
             self._is_launched = True
@@ -363,6 +378,8 @@ class Run:
         return is_too_old(self.weights.version, oldest, self.topology.max_lag, self.config.ppo.late)
 
     def _is_publishing(self) -> bool:
+        if self.schedule is not None:
+            return self.schedule.is_publishing(self.updates)
         if self._publish_updates:
             return self.updates % self._publish_updates == 0
         return now_s() - self._published_s >= self._publish_s

@@ -56,7 +56,12 @@ class Recorded:
     @property
     def schedule(self) -> list[list[Any]]:
         """The updates' lines."""
-        return [json.loads(line) for line in (self.folder / "schedule.jsonl").read_text().splitlines()]
+        return [json.loads(line)["slabs"] for line in (self.folder / "schedule.jsonl").read_text().splitlines()]
+
+    @property
+    def versions(self) -> list[int]:
+        """The latest version at each update."""
+        return [json.loads(line)["version"] for line in (self.folder / "schedule.jsonl").read_text().splitlines()]
 
     @property
     def result(self) -> dict[str, Any]:
@@ -150,14 +155,21 @@ def test_publishing_every_other_update(place: str, tmp_path: Path) -> None:
     assert_replays(recorded)
 
 
-def test_publishing_by_the_clock_is_replayed_or_refused(tmp_path: Path) -> None:
-    """A schedule that does not say when weights were published must not give other bits without a word."""
-    recorded = record(tmp_path / "run", EVEN, publish_every="0.05s")
+def test_publishing_by_the_clock(tmp_path: Path) -> None:
+    """When weights were published is in the schedule: the clock that said so is not asked again."""
+    recorded = record(tmp_path / "run", EVEN, publish_every="0.05s", late="weight")
+    assert 0 < recorded.versions[-1] < UPDATES - 1, "some updates published and some did not"
+    assert_replays(recorded)
+    lines = [json.loads(line) for line in (recorded.folder / "schedule.jsonl").read_text().splitlines()]
+    place = next(at for at in range(2, len(lines)) if lines[at]["version"] == lines[at - 1]["version"])
+    lines[place]["version"] += 1  # the comparison can fail: a version is published an update too early
+    changed = tmp_path / "changed.jsonl"
+    changed.write_text("".join(json.dumps(line) + "\n" for line in lines))
     try:
-        hashes, _ = replay(recorded)
-    except UsageError:
-        return
-    assert hashes["weights_sha256"] == recorded.result["weights_sha256"]
+        hashes, _ = replay(recorded, changed)
+    except HeadraceError:
+        return  # or a version is asked for that is not there
+    assert hashes["weights_sha256"] != recorded.result["weights_sha256"]
 
 
 def test_a_run_that_was_resumed_is_replayed_as_one(tmp_path: Path) -> None:
@@ -212,7 +224,8 @@ def test_one_wrong_version_changes_the_bits(mutate: Callable[[Any], Any], tmp_pa
     slab = lines[place[0]][place[1]]
     slab[2] = mutate(slab[2])
     changed = tmp_path / "changed.jsonl"
-    changed.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pairs = zip(recorded.versions, lines, strict=True)
+    changed.write_text("".join(json.dumps({"version": one, "slabs": line}) + "\n" for one, line in pairs))
     hashes, _ = replay(recorded, changed)
     assert hashes["weights_sha256"] != recorded.result["weights_sha256"]
 

@@ -64,7 +64,7 @@ class LocalInference:
         argmax today, and will in some later step of the run.
         """
         rng = np.random.default_rng(0)
-        obs = _plausible(self._observation, rng, 2 * self._tile)
+        obs = plausible(self._observation, rng, 2 * self._tile)
         noise = rng.standard_normal((2 * self._tile, self._policy.noise.width)).astype(np.float32)
         order = rng.permutation(2 * self._tile)
         short = self._tile - 1
@@ -103,7 +103,8 @@ def _same(a: Array, b: Array) -> bool:
     return a.tobytes() == b.tobytes()
 
 
-def _plausible(space: Space, rng: np.random.Generator, count: int) -> Array:
+def plausible(space: Space, rng: np.random.Generator, count: int) -> Array:
+    """Made-up rows that lie in the space."""
     shape = (count, *shape_of(space))
     match space:
         case Box():

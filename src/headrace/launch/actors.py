@@ -21,6 +21,7 @@ from headrace.memory.schema import Schema
 from headrace.policies.noise import NoiseSpec
 
 StartOf = Callable[[int], Whereabouts | None]
+Tell = Callable[[str], None]  # a line for people
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class Actors(Protocol):
 
     restarts: int
 
-    def launch(self, start_of: StartOf) -> None:
-        """Bring everybody up; returns when all environments are ready."""
+    def launch(self, start_of: StartOf, tell: Tell) -> None:
+        """Bring everybody up; returns when all environments are ready. Says who is ready if it takes long."""
 
     def lease(self, ring: Ring, version: int) -> None:
         """Replace who is gone, and hand out every lease that the pace allows; does not wait."""

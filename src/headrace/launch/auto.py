@@ -1,9 +1,10 @@
 """Chooses where actors run, by a short measurement, and says why in one line.
 
     one environment built -> spaces · a few dozen steps -> time per step and its spread · two threads -> GIL released?
-    -> inline, threads or processes, and how many workers
+    · a rehearsal of the policy -> time of acting and of an update -> inline, threads or processes, how many workers
 
-Very cheap environments stay inline: what a hand-over and a second process cost must come back in every rollout.
+What counts is the time of a whole update, so cheap environments stay inline, and so do those whose learner takes nearly
+all of it. With max_lag of at least 1 a worker may collect while the learner learns: then even one pays.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean, median, pstdev
 
 import numpy as np
@@ -21,6 +22,7 @@ from headrace.envs.actions import sender
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.errors import HeadraceError
+from headrace.launch.rehearsal import Rehearsal
 from headrace.launch.shard import ShardPlan, build_envs
 from headrace.launch.topology import Choice, Topology, TopologyConfig, resolve
 from headrace.memory.schema import rollout_schema
@@ -29,10 +31,9 @@ from headrace.memory.slab import Slab, slab_bytes
 from headrace.memory.spaces import Space, shape_of
 
 _FIRST_LOOK_S, _BUDGET_S = 0.01, 0.1  # of stepping: enough to see that it is cheap, and to measure if it is not
-_CHEAP_S = 50e-6  # a step below this stays inline: workers would save little and take a second to start
-_LEAST_GAIN = 1.15  # a topology must promise this much more than inline
+_CHEAP_S = 50e-6  # a step below this is not tried in two threads: switching between them would cost as much
+_LEAST_GAIN = 1.15  # a topology must promise this much more than inline: workers take a second to start
 _HAND_OVER_S = 400e-6  # per rollout and worker: lease, wake, commit, wake
-_ACT_S = 2e-6  # per step: what the policy and the loop around a step cost at least
 _WORKER_BYTES = 400 * 2**20  # a process with torch and an environment
 
 
@@ -47,23 +48,47 @@ class Survey:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds per step, its spread, and how much faster two threads are than one."""
+    """Seconds per step, its spread, how much faster two threads are than one; and what the policy costs."""
 
     step_s: float
     spread: float
     two_threads: float
+    policy: Rehearsal = field(default_factory=Rehearsal)
 
 
-def survey(spec: EnvSpec, seed: int, config: TopologyConfig, replayed_shards: int | None = None) -> Survey:
-    """Build one environment, look at its spaces, settle the topology."""
+@dataclass(frozen=True)
+class _Promise:
+    """A place, and the seconds that an update should take there."""
+
+    topology: str
+    workers: int
+    update_s: float
+
+
+def survey(
+    spec: EnvSpec,
+    seed: int,
+    config: TopologyConfig,
+    rehearsed: Callable[[Space, Space], Rehearsal] = lambda observation, action: Rehearsal(),
+    replayed_shards: int | None = None,
+) -> Survey:
+    """Build one environment, look at its spaces, settle the topology. `rehearsed` is asked if it matters."""
     envs = build_envs(ShardPlan(spec, range(1), seed))
     try:
         observation, action = envs.observation_space, envs.action_space
+
+        def look() -> Measured | None:
+            measured = measure(spec, seed, envs)
+            try:
+                return measured and replace(measured, policy=rehearsed(observation, action))
+            except Exception:  # a policy that fails will fail again where its error is told whole
+                return measured
+
         if replayed_shards is not None:
             place = replace(config, topology="inline", workers="auto", shards=replayed_shards)
             topology = resolve(place, _no_choice)
         else:
-            topology = resolve(config, lambda wanted: choose(wanted, cpus(), lambda: measure(spec, seed, envs)))
+            topology = resolve(config, lambda wanted: choose(wanted, cpus(), look))
     finally:
         envs.close()
     return Survey(topology, observation, action)
@@ -76,39 +101,73 @@ def choose(config: TopologyConfig, cores: int, look: Callable[[], Measured | Non
         return Choice(
             config.topology, most, f"workers={most}: one for each of {cores} cores, as far as there are shards"
         )
-    wanted = most if config.workers == "auto" else int(config.workers)
-    if config.workers == "auto" and most < 2:
+    is_free = config.workers == "auto"
+    wanted = most if is_free else int(config.workers)
+    if is_free and most < 2 and (cores == 1 or config.max_lag == 0):
         why = "one core" if cores == 1 else "one environment" if config.n_envs == 1 else "one shard"
         return Choice("inline", 1, f"topology=inline: {why}, so nothing could run beside it")
     measured = look()
-    if measured is None and config.workers != "auto" and wanted > 1:
+    if measured is None and not is_free and wanted > 1:
         return Choice("processes", wanted, f"topology=processes: workers={wanted} was asked for")
     if measured is None:
         return Choice(
             "inline", 1, "topology=inline: the environment could not be measured; its first rollout will tell why"
         )
-    step_us = measured.step_s * 1e6
-    told = f"a step takes {step_us:.0f} us (spread {measured.spread:.0%})"
-    free = _available_bytes() // _WORKER_BYTES
-    gain_threads = min(measured.two_threads, float(wanted))
-    gain_processes = _gain(measured.step_s, config.n_envs, wanted)
-    if config.workers != "auto" and wanted > 1:
-        place = "threads" if gain_threads > 0.85 * wanted else "processes"
-        return Choice(place, wanted, f"topology={place}: workers={wanted} was asked for; {told}")
-    if measured.step_s < _CHEAP_S:
-        return Choice("inline", 1, f"topology=inline: {told}: too cheap to share out")
-    if gain_threads >= _LEAST_GAIN and gain_threads >= 0.9 * gain_processes:
-        return Choice(
-            "threads",
-            wanted,
-            f"topology=threads, workers={wanted}: {told}, two threads run {measured.two_threads:.1f}x",
-        )
-    if gain_processes >= _LEAST_GAIN and free >= wanted:
-        promise = f"collecting should run {gain_processes:.1f}x inline"
-        why = f"topology=processes, workers={wanted}: {told} and holds the GIL; {promise}"
-        return Choice("processes", wanted, why)
-    why = f"{told}: too little to share out" if free >= wanted else f"memory for {free} workers only"
-    return Choice("inline", 1, f"topology=inline: {why}")
+    if not is_free and wanted > 1:
+        place = "threads" if measured.two_threads > 1.7 else "processes"
+        return Choice(place, wanted, f"topology={place}: workers={wanted} was asked for; {_told(measured)}")
+    alone = _promise("inline", 1, measured, config, cores)
+    fit = _available_bytes() // _WORKER_BYTES
+    few = 1 if config.max_lag else 2
+    counts = range(few, wanted + 1)
+    options = [
+        _promise(place, count, measured, config, cores) for place in ("threads", "processes") for count in counts
+    ]
+    best = min(options, key=lambda option: option.update_s, default=alone)
+    gain = alone.update_s / best.update_s
+    if gain < _LEAST_GAIN:
+        return Choice("inline", 1, f"topology=inline: {_told(measured)}; workers would give {max(gain, 1.0):.2f}x")
+    if best.topology == "processes" and fit < best.workers:
+        return Choice("inline", 1, f"topology=inline: memory for {fit} workers only; {_told(measured)}")
+    told = f"{_told(measured)}; an update should take {1 / gain:.0%} of inline's time"
+    return Choice(best.topology, best.workers, f"topology={best.topology}, workers={best.workers}: {told}")
+
+
+def _promise(place: str, workers: int, measured: Measured, config: TopologyConfig, cores: int) -> _Promise:
+    """Collecting and learning one after the other, or side by side if data may be a version old. Arithmetic."""
+    policy = measured.policy
+    step_s, act_s = policy.rows * config.n_envs * measured.step_s, policy.rows * policy.act_s
+    hand_over_s = _HAND_OVER_S * workers
+    if place == "inline":
+        return _Promise(place, 1, step_s + act_s + policy.update_s)
+    if place == "threads":  # acting and learning hold the GIL, stepping as far as was seen
+        speed_up = 1.0 + (measured.two_threads - 1.0) * (workers - 1)
+        held_s = act_s + policy.update_s + hand_over_s
+        if config.max_lag == 0:
+            return _Promise(place, workers, step_s / max(speed_up, 1.0) + held_s)
+        overlap_s = max(step_s / workers, step_s * (2.0 - measured.two_threads) + held_s)
+        return _Promise(place, workers, overlap_s)
+    collect_s = (step_s + act_s) / workers + hand_over_s
+    if config.max_lag == 0:
+        return _Promise(place, workers, collect_s + policy.update_s)
+    shared_s = (step_s + act_s + policy.update_s) / cores
+    return _Promise(place, workers, max(collect_s, policy.update_s, shared_s))
+
+
+def _told(measured: Measured) -> str:
+    policy = measured.policy
+    told = f"a step takes {_time(measured.step_s)} (spread {measured.spread:.0%})"
+    if measured.two_threads > 1.2:
+        told += f", two threads run {measured.two_threads:.1f}x"
+    if policy.act_s:
+        told += f", acting for all {_time(policy.act_s)}"
+    if policy.update_s:
+        told += f", learning {_time(policy.update_s)} an update"
+    return told
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 
 def measure(spec: EnvSpec, seed: int, envs: VectorEnv) -> Measured | None:
@@ -141,12 +200,6 @@ def _measured(spec: EnvSpec, seed: int, envs: VectorEnv) -> Measured:
 def cpus() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _gain(step_s: float, n_envs: int, workers: int, rows: int = 32) -> float:
-    """How much faster collecting promises to be with workers, for a short rollout."""
-    alone = (step_s + _ACT_S) * n_envs * rows
-    return alone / (alone / workers + _HAND_OVER_S * workers)
 
 
 def _stepped(envs: VectorEnv, budget_s: float) -> list[float]:

@@ -12,7 +12,7 @@ from collections import deque
 
 from headrace.acting.actor import Actor
 from headrace.errors import HeadraceError
-from headrace.launch.actors import CrewPlan, Spent, StartOf, every_lease
+from headrace.launch.actors import CrewPlan, Spent, StartOf, Tell, every_lease
 from headrace.launch.hand import Hand
 from headrace.launch.schedule import Schedule
 from headrace.launch.shard import build_actor, seat
@@ -34,7 +34,7 @@ class InlineActors:
         self._scheduled: int | None = None  # rollouts of it that are done or asked for
         self._pending: deque[tuple[Ring, Lease, int]] = deque()
 
-    def launch(self, start_of: StartOf) -> None:
+    def launch(self, start_of: StartOf, tell: Tell) -> None:
         """Start, or bring back, all environments."""
         for plan in self._plan.shards:
             self._actors.append(build_actor(plan, self._plan.noise))

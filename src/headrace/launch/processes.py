@@ -17,13 +17,14 @@ from typing import Any
 from headrace import errors
 from headrace.clock import now_s
 from headrace.errors import HeadraceError
-from headrace.launch.actors import CrewPlan, Spent, StartOf, every_lease
+from headrace.launch.actors import CrewPlan, Spent, StartOf, Tell, every_lease
 from headrace.launch.worker import COMMITTED, FAILED, READY, Order, WorkerPlan, decode_done, run_worker
 from headrace.memory.ring import Ring
 from headrace.runtime.process import Child, Death, wait_any
 
 _PRELOAD = ("headrace.launch.worker", "headrace.envs.serial")
 _PATIENCE_S = 0.05  # between looks while nothing happens
+_TELL_S = 1.0  # between two lines about workers that are not ready yet
 _END_S = 1.0  # for a worker to finish its slab and close its environments
 _MOST_RESTARTS_IN_A_ROW = 5  # of one worker without a single slab: it would never come up
 
@@ -52,18 +53,24 @@ class ProcessActors:
         """The living workers' process ids."""
         return [child.pid for child in self._children if child is not None]
 
-    def launch(self, start_of: StartOf) -> None:
+    def launch(self, start_of: StartOf, tell: Tell) -> None:
         """Start every worker, all at the same time, and wait until the last is ready."""
         self._require_open()
         self._start_of = start_of
+        workers, begun, told = len(self._children), now_s(), now_s()
         try:
             for index in range(len(self._children)):
                 self._start(index)
             while self._starting:
-                self.wait()
+                self._listen(_PATIENCE_S)
+                ready, now = workers - len(self._starting), now_s()
+                if ready < workers and now - told >= _TELL_S:
+                    told = now
+                    tell(f"{ready} of {workers} workers are ready after {now - begun:.1f} s")
                 if None in self._children:
                     index = self._children.index(None)
                     raise HeadraceError(f"worker {index} died before its environments were ready; the log says how")
+            tell(f"{workers} of {workers} workers are ready after {now_s() - begun:.1f} s")
         except BaseException:
             self._end(0.0)  # nobody has done anything yet, and whoever waits for the error should have it
             raise

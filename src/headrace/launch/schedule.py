@@ -1,6 +1,7 @@
 """The schedule of an asynchronous run: what was consumed when, and which version acted in which row.
 
-    schedule.jsonl, a line an update: [[shard, sequence, [[first row, version], ...]], ...] in the order of consumption
+    schedule.jsonl, a line an update, slabs in the order of consumption:
+    {"version": the latest then, "slabs": [[shard, sequence, [[first row, version], ...]], ...]}
 
 Replayed, even inline, it gives the recording run's bits: everything else about a run is in its configuration. Slabs
 that were rejected stand in the line of the update that passed them over.
@@ -51,11 +52,16 @@ def slab_use(shard: int, sequence: int, versions: npt.NDArray[Any]) -> SlabUse:
     return SlabUse(shard, sequence, tuple(int(version) for version in versions))
 
 
-class Schedule:
-    """A recorded schedule."""
+def encode_update(version: int, uses: list[SlabUse]) -> str:
+    """A line of the file."""
+    return json.dumps({"version": version, "slabs": [use.encode() for use in uses]}) + "\n"
 
-    def __init__(self, updates: list[list[SlabUse]]) -> None:
-        self.updates = updates
+
+class Schedule:
+    """A recorded schedule: per update the latest version and the slabs that were looked at."""
+
+    def __init__(self, versions: list[int], updates: list[list[SlabUse]]) -> None:
+        self.versions, self.updates = versions, updates
         self.uses = [use for uses in updates for use in uses]
         self._versions = {(use.shard, use.sequence): list(use.versions) for use in self.uses}
 
@@ -63,9 +69,10 @@ class Schedule:
     def read(cls, path: Path, n_steps: int) -> Schedule:
         """From a run directory's schedule.jsonl."""
         try:
-            lines = path.read_text().splitlines()
-            schedule = cls([[SlabUse.decode(one, n_steps) for one in json.loads(line)] for line in lines])
-        except (OSError, ValueError, TypeError) as error:
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            updates = [[SlabUse.decode(one, n_steps) for one in line["slabs"]] for line in lines]
+            schedule = cls([int(line["version"]) for line in lines], updates)
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise UsageError(f"schedule {path}: expected the schedule.jsonl of an asynchronous run: {error}") from error
         first = {use.shard: use.sequence for use in reversed(schedule.uses)}
         if any(first.values()):
@@ -80,8 +87,13 @@ class Schedule:
     @property
     def capacity(self) -> int:
         """Versions that must be kept to replay it."""
-        ages = [update - min(use.versions) for update, uses in enumerate(self.updates) for use in uses]
+        pairs = zip(self.versions, self.updates, strict=True)
+        ages = [version - min(use.versions) for version, uses in pairs for use in uses]
         return max(ages, default=0) + 2
+
+    def is_publishing(self, updates: int) -> bool:
+        """Whether a version was published after so many updates; what nobody consumed any more does not matter."""
+        return updates < len(self.versions) and self.versions[updates] > self.versions[updates - 1]
 
     def versions_of(self, shard: int, sequence: int) -> list[int]:
         """The recorded version of every row of a slab."""

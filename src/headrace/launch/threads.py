@@ -15,7 +15,7 @@ from headrace.clock import now_ns
 from headrace.episodes.books import Whereabouts
 from headrace.errors import HeadraceError
 from headrace.inference.threads import torch_threads
-from headrace.launch.actors import CrewPlan, Spent, StartOf, every_lease
+from headrace.launch.actors import CrewPlan, Spent, StartOf, Tell, every_lease
 from headrace.launch.hand import Hand
 from headrace.launch.shard import build_actor, seat
 from headrace.memory.ring import Ring
@@ -41,7 +41,7 @@ class ThreadActors:
         self._is_closing = False
         self._spent = Spent()
 
-    def launch(self, start_of: StartOf) -> None:
+    def launch(self, start_of: StartOf, tell: Tell) -> None:
         """Start the threads; each builds its own shards."""
         starts = [start_of(shard) for shard in range(len(self._plan.shards))]
         for index in range(self._workers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,17 @@ from headrace.envs.spec import EnvSpec
 from headrace.errors import UsageError
 from headrace.launch import auto
 from headrace.launch.auto import Measured, choose, survey
+from headrace.launch.rehearsal import Rehearsal, rehearse
 from headrace.launch.topology import TopologyConfig, resolve
+from headrace.learning.config import PpoConfig
+from headrace.memory.spaces import Box, Discrete
+from headrace.policies.config import PolicyConfig
+from headrace.policies.networks import build_policy
+from headrace.weights.flat import tensors_sha256
 from support.faulty_envs import Steady
 
 GIB = 2**30
+BOX = Box((4,), "float32", (-1.0,), (1.0,))
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +33,10 @@ def never() -> Measured:
     raise AssertionError("the answer does not depend on a measurement")
 
 
-def sees(step_us: float, two_threads: float = 1.0) -> Callable[[], Measured]:
-    return lambda: Measured(step_us * 1e-6, 0.1, two_threads)
+def sees(
+    step_us: float, two_threads: float = 1.0, act_us: float = 0.0, update_ms: float = 0.0, rows: int = 32
+) -> Callable[[], Measured]:
+    return lambda: Measured(step_us * 1e-6, 0.1, two_threads, Rehearsal(rows, act_us * 1e-6, update_ms * 1e-3))
 
 
 CHEAP, PYTHON, RELEASES = sees(5), sees(200), sees(200, two_threads=1.95)
@@ -50,6 +60,57 @@ def test_what_a_measurement_leads_to(look: Callable[[], Measured], cores: int, p
     assert choice.reason.startswith(f"topology={place}")
     assert "us" in choice.reason
     assert "\n" not in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("max_lag", "look", "place", "workers"),
+    [
+        (0, sees(5, act_us=30, update_ms=30), "inline", 1),
+        (1, sees(5, act_us=30, update_ms=5), "processes", 1),
+        (1, sees(5, act_us=30, update_ms=500), "inline", 1),
+        (0, sees(200, act_us=30, update_ms=30), "processes", 2),
+        (0, sees(200, act_us=30, update_ms=3000), "inline", 1),
+        (0, sees(5, act_us=2000), "processes", 2),
+        (1, sees(200, 1.95, act_us=30, update_ms=1), "threads", 2),
+    ],
+    ids=[
+        "cheap: nothing to share out",
+        "one worker collects while the learner learns",
+        "the learner takes all the time",
+        "Python, quick learner",
+        "Python, slow learner",
+        "cheap, but acting is not",
+        "threads, while the learner learns",
+    ],
+)
+def test_what_acting_and_learning_cost_decides_too(
+    max_lag: int, look: Callable[[], Measured], place: str, workers: int
+) -> None:
+    choice = choose(TopologyConfig(n_envs=32, max_lag=max_lag), 2, look)
+    assert (choice.topology, choice.workers) == (place, workers), choice.reason
+    assert "acting for all" in choice.reason
+
+
+def test_a_rehearsal_grows_with_the_work_and_leaves_the_policy_alone() -> None:
+    module = build_policy(PolicyConfig(), BOX, Discrete(2), 1)
+    before = tensors_sha256(dict(module.named_parameters()))
+
+    def cost(**options: Any) -> Rehearsal:
+        config = PpoConfig(n_steps=32, batch_size=256, **options)
+        return rehearse(module, BOX, Discrete(2), 16, 0, config, is_learning=True)
+
+    short, long = cost(n_epochs=1), cost(n_epochs=50)
+    assert 0 < short.act_s < 1
+    assert long.update_s > 5 * short.update_s > 0
+    assert tensors_sha256(dict(module.named_parameters())) == before
+
+
+def test_a_policy_that_can_not_be_rehearsed_is_told_of_later() -> None:
+    def fails(observation: object, action: object) -> Rehearsal:
+        raise ValueError("no such layer")
+
+    found = survey(EnvSpec(Steady), 0, TopologyConfig(n_envs=4), fails)
+    assert found.topology.topology == "inline"
 
 
 @pytest.mark.parametrize(("n_envs", "cores", "why"), [(8, 1, "one core"), (1, 64, "one environment")])

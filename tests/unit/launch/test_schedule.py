@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UsageError
-from headrace.launch.schedule import Schedule, SlabUse, slab_use
+from headrace.launch.schedule import Schedule, SlabUse, encode_update, slab_use
 from support.generators import quick, thorough
 
 versions = st.lists(st.integers(0, 50), min_size=1, max_size=40).map(tuple)
@@ -53,9 +53,10 @@ def test_a_schedule_comes_back_from_its_file(
             one[i] = SlabUse(use.shard, next_of[use.shard], use.versions)
             next_of[use.shard] += 1
     path = tmp_path_factory.mktemp("run") / "schedule.jsonl"
-    path.write_text("".join(json.dumps([use.encode() for use in one]) + "\n" for one in updates))
+    path.write_text("".join(encode_update(2 * update, one) for update, one in enumerate(updates)))
     got = Schedule.read(path, 4)
     assert got.updates == updates
+    assert got.versions == [2 * update for update in range(len(updates))]
     assert got.num_shards == max((use.shard for use in got.uses), default=0) + 1
     assert got.uses == [use for one in updates for use in one]
     last = {(use.shard, use.sequence): list(use.versions) for use in got.uses}
@@ -64,7 +65,19 @@ def test_a_schedule_comes_back_from_its_file(
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "3\n", "[3]\n", "[[1, 2]]\n", "[[0, 0, 5]]\n", '[[0, 0, [[0, "x"]]]]\n', '{"a": 1}\n', "[[0, 0, [[0]]]]\n"],
+    [
+        "{",
+        "3\n",
+        "[3]\n",
+        '{"a": 1}\n',
+        '{"version": 0}\n',
+        '{"slabs": []}\n',
+        '{"version": "x", "slabs": []}\n',
+        *(
+            f'{{"version": 0, "slabs": {slabs}}}\n'
+            for slabs in ("3", "[3]", "[[1, 2]]", "[[0, 0, 5]]", '[[0, 0, [[0, "x"]]]]', "[[0, 0, [[0]]]]")
+        ),
+    ],
 )
 def test_what_is_no_schedule_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "schedule.jsonl"
@@ -77,7 +90,7 @@ def test_what_is_no_schedule_is_refused_by_name(text: str, tmp_path: Path) -> No
 
 def test_a_schedule_of_a_runs_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "schedule.jsonl"
-    path.write_text("[[0, 0, [[0, 0]]], [1, 3, [[0, 2]]]]\n")
+    path.write_text('{"version": 2, "slabs": [[0, 0, [[0, 0]]], [1, 3, [[0, 2]]]]}\n')
     with pytest.raises(UsageError, match="does not begin with the run"):
         Schedule.read(path, 4)
 
@@ -95,4 +108,9 @@ def test_a_schedule_that_is_not_there(tmp_path: Path) -> None:
 def test_enough_versions_are_kept(oldest: list[int], kept: int) -> None:
     """As many as the oldest row of any update is behind, the present one, and the next."""
     updates = [[SlabUse(0, update, (old, update))] for update, old in enumerate(oldest)]
-    assert Schedule(updates).capacity == kept
+    assert Schedule(list(range(len(oldest))), updates).capacity == kept
+
+
+def test_when_a_version_was_published() -> None:
+    schedule = Schedule([0, 0, 1, 1, 2], [[]] * 5)
+    assert [schedule.is_publishing(updates) for updates in range(1, 6)] == [False, True, False, True, False]
