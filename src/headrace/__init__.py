@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["PPO", "Collector", "EnvSpec", "Evaluation", "NoiseSpec", "check_env", "evaluate_policy"]
+__all__ = ["PPO", "AgentRollouts", "Collector", "EnvSpec", "Evaluation", "NoiseSpec", "check_env", "evaluate_policy"]
 
 _HOMES = {
     "PPO": "headrace.api",
+    "AgentRollouts": "headrace.agents.rollouts",
     "Collector": "headrace.api",
     "evaluate_policy": "headrace.api",
     "check_env": "headrace.evaluation.check",

@@ -22,9 +22,10 @@ from headrace.errors import EnvError, HeadraceError
 COMMANDS = {
     "train": "train PPO on an environment, with a live view, checkpoints and a report",
     "eval": "play episodes with a trained policy",
+    "agents": "multi-turn rollouts of LLM agents over many text environments",
     "check": "find out what headrace can guarantee for an environment",
 }
-_NOT_BUILT = ("record", "plan", "sweep", "doctor", "bench", "replay", "watch", "agents")
+_NOT_BUILT = ("record", "plan", "sweep", "doctor", "bench", "replay", "watch")
 
 _HELP = """usage: headrace COMMAND [options]
 

@@ -2,6 +2,7 @@
 
     seed --ENV, env index, episode number--> reset seed      --NOISE, env index--> action noise key
          --MINIBATCH, update--> shuffling                    --WEIGHTS--> initial parameters
+         --AGENT_GROUP, group--> reset seed of its episodes  --AGENT_SAMPLING, group, member, turn--> an answer
 
 A leaf does not depend on who asks, when, or how many others there are. Evaluation has a branch of its own.
 """
@@ -23,6 +24,8 @@ class Purpose(IntEnum):
     EVALUATION = 5
     CHECK = 6
     EVALUATION_NOISE = 7
+    AGENT_GROUP = 8
+    AGENT_SAMPLING = 9
 
 
 def sequence(seed: int, purpose: Purpose, *path: int) -> np.random.SeedSequence:

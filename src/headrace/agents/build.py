@@ -1,0 +1,94 @@
+"""From a configuration to the parts: an engine, and rollouts over it. Teaches the tiny model, if that is asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from headrace.agents.codec import ByteCodec
+from headrace.agents.config import AgentsConfig
+from headrace.agents.engines.protocol import Engine
+from headrace.agents.engines.scripted import random_answers, scripted
+from headrace.agents.environments.text_env import TextEnvSpec
+from headrace.agents.episode import EpisodeId, Play, Rules
+from headrace.agents.rollouts import AgentRollouts
+from headrace.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+
+def engine_of(config: AgentsConfig, on_step: Callable[[int, int], None] = lambda done, total: None) -> Engine:
+    """The engine that a configuration asks for."""
+    told = config.engine
+    if told.kind == "scripted":
+        return scripted(random_answers, told.latency, told.batching)
+    if told.kind == "openai":
+        from headrace.agents.engines.openai import OpenAIEngine
+
+        return OpenAIEngine(ByteCodec(), told.server)
+    return tiny_engine(config.envs, config.rules, config.seed, told.steps, told.slots, on_step)
+
+
+def tiny_engine(
+    envs: tuple[TextEnvSpec, ...],
+    rules: Rules,
+    seed: int,
+    steps: int,
+    slots: int = 32,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> Engine:
+    """A tiny model, taught on conversations of a random player with these environments."""
+    try:
+        from headrace.agents.engines.in_process import in_process
+        from headrace.agents.engines.tiny import taught, tiny_codec, tiny_model
+    except ImportError as error:
+        raise UsageError(f"engine tiny: {error}; pip install 'headrace[llm]'") from error
+    texts = [text for spec in envs for text in conversations(spec, rules, seed, 24)]
+    codec = tiny_codec(texts)
+    model = tiny_model(codec.vocabulary, seed)
+    if steps:
+        logger.info("teaching a model of %d parameters for %d steps", sum(p.numel() for p in model.parameters()), steps)
+        taught(model, codec, texts, steps, seed, on_step=lambda step, loss: on_step(step + 1, steps))
+    return in_process(model, codec, slots=slots, max_context=rules.max_context)
+
+
+def conversations(spec: TextEnvSpec, rules: Rules, seed: int, count: int) -> list[str]:
+    """First exchanges of a random player, as the template renders them: what answers should look like."""
+    codec, texts = ByteCodec(), []
+    for number in range(count):
+        rng = np.random.default_rng((seed, number))
+        env = spec.build()
+        try:
+            observation = env.reset(int(rng.integers(2**31)))
+            play = Play(EpisodeId(number, 0, spec.tag, 0), rules, codec, lambda turn: 0, env.instructions, env.actions)
+            request = play.begin(observation)
+            if request is None:
+                continue
+            prompt = codec.decode(request.ids)
+        finally:
+            with suppress(Exception):
+                env.close()
+        answer = next(text for text in iter(lambda: random_answers(prompt, rng), "") if "<answer>" in text)
+        texts.append(f"{prompt}{answer}<|im_end|>\n")
+    return texts
+
+
+def rollouts_of(config: AgentsConfig, engine: Engine, run_dir: Path | None = None, backend: str = "") -> AgentRollouts:
+    """The rollouts that a configuration asks for."""
+    return AgentRollouts(
+        config.envs,
+        engine,
+        config.n_jobs,
+        backend or config.backend,
+        group_size=config.group_size,
+        n_groups=config.n_groups,
+        seed=config.seed,
+        rules=config.rules,
+        limits=config.limits,
+        pooled=config.pooled,
+        run_dir=run_dir,
+    )

@@ -1,0 +1,267 @@
+"""YAML for LLM rollouts, with RAGEN's keys: files compose, overrides are key=value, unknown keys are refused.
+
+    base.yaml <- (defaults:) base-parallel.yaml <- key=value ... -> AgentsConfig
+
+Only what is listed in `_KNOWN` exists; a misspelt key gets the nearest one as a suggestion.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from headrace.agents.engines.batching import Batching
+from headrace.agents.engines.openai import Server
+from headrace.agents.engines.scripted import Latency
+from headrace.agents.environments.registry import spec_of
+from headrace.agents.environments.text_env import TextEnvSpec
+from headrace.agents.episode import Rules
+from headrace.agents.limits import Limits
+from headrace.agents.plan import shares
+from headrace.errors import UsageError
+
+ENGINES = ("scripted", "tiny", "openai")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Which engine, and how."""
+
+    kind: str = "scripted"
+    latency: Latency = field(default_factory=Latency)
+    batching: Batching = field(default_factory=Batching)
+    server: Server = field(default_factory=Server)
+    slots: int = 32
+    steps: int = 300  # of teaching the tiny model
+
+
+@dataclass(frozen=True)
+class AgentsConfig:
+    """A rollout, as configured."""
+
+    seed: int
+    backend: str
+    n_jobs: int
+    env_groups: int
+    group_size: int
+    envs: tuple[TextEnvSpec, ...]
+    n_groups: tuple[int, ...]
+    rules: Rules
+    limits: Limits
+    engine: EngineConfig
+    pooled: bool
+
+
+# Every key there is, with what it means when nobody says otherwise.
+_KNOWN: dict[str, Any] = {
+    "seed": 1,
+    "agent_proxy.use_parallel_rollout": False,
+    "agent_proxy.parallel_n_jobs": -1,
+    "agent_proxy.parallel_backend": "auto",
+    "agent_proxy.max_turn": 5,
+    "agent_proxy.max_actions_per_turn": 2,
+    "agent_proxy.action_sep": "||",
+    "agent_proxy.enable_think": True,
+    "agent_proxy.max_context": 4096,
+    "agent_proxy.max_tokens": 128,
+    "agent_proxy.temperature": 1.0,
+    "agent_proxy.system": "",
+    "es_manager.format_penalty": -0.1,
+    "es_manager.pooled": False,
+    "es_manager.train.env_groups": 8,
+    "es_manager.train.group_size": 8,
+    "es_manager.train.env_configs.tags": ["Bandit"],
+    "es_manager.train.env_configs.n_groups": None,
+    "limits.env_s": 60.0,
+    "limits.engine_s": 300.0,
+    "limits.stall_s": 30.0,
+    "limits.attempts": 2,
+    "limits.max_live": 512,
+    "engine.kind": "scripted",
+    "engine.latency.base_s": 0.0,
+    "engine.latency.per_sequence_s": 0.0,
+    "engine.latency.jitter_s": 0.0,
+    "engine.max_batch": 256,
+    "engine.max_wait_s": 0.02,
+    "engine.slots": 32,
+    "engine.steps": 300,
+    "engine.urls": [],
+    "engine.model": "",
+    "engine.request_s": 60.0,
+    "engine.attempts": 4,
+}
+_OPEN = "custom_envs"  # tag -> env_type, env_config, max_actions_per_traj and other limits: the user's own names
+_CUSTOM = ("env_type", "env_config", "max_actions_per_traj", "max_turn", "max_actions_per_turn", "max_tokens")
+
+
+def load(name: str, overrides: Sequence[str] = (), folder: Path | None = None) -> AgentsConfig:
+    """A named configuration or a file, with overrides."""
+    values = dict(_KNOWN)
+    custom: dict[str, Any] = {}
+    for source in _chain(name, folder):
+        _merge(values, custom, source, name)
+    for override in overrides:
+        _override(values, custom, override)
+    return _config(values, custom)
+
+
+def names(folder: Path | None = None) -> list[str]:
+    """Configurations that are there."""
+    shipped = [one.name for one in files("headrace.agents").joinpath("configs").iterdir()]
+    own = [path.name for path in folder.glob("*.yaml")] if folder is not None and folder.is_dir() else []
+    return sorted({one.removesuffix(".yaml") for one in [*shipped, *own] if one.endswith(".yaml")})
+
+
+def _chain(name: str, folder: Path | None) -> list[dict[str, Any]]:
+    """The file and, before it, those it builds on."""
+    told = _read(name, folder)
+    below = told.pop("defaults", [])
+    below = [below] if isinstance(below, str) else below
+    return [one for parent in below if parent != "_self_" for one in _chain(str(parent), folder)] + [told]
+
+
+def _read(name: str, folder: Path | None) -> dict[str, Any]:
+    import yaml
+
+    candidates = [Path(name)] if name.endswith((".yaml", ".yml")) else []
+    if folder is not None:
+        candidates.append(folder / f"{name}.yaml")
+    path = next((one for one in candidates if one.is_file()), None)
+    try:
+        if path is not None:
+            text = path.read_text()
+        else:
+            text = files("headrace.agents").joinpath("configs", f"{name}.yaml").read_text()
+        told = yaml.safe_load(text) or {}
+    except OSError as error:
+        close = difflib.get_close_matches(name, names(folder), n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names(folder))}"
+        raise UsageError(f"--config-name {name}: no such configuration: {hint}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path or name}: not YAML: {error}") from error
+    if not isinstance(told, dict):
+        raise UsageError(f"{path or name}: expected keys and values, got {type(told).__name__}")
+    return told
+
+
+def _merge(values: dict[str, Any], custom: dict[str, Any], told: Mapping[str, Any], where: str) -> None:
+    for key, value in _flat(told):
+        if key == _OPEN or key.startswith(f"{_OPEN}."):
+            _merge_custom(custom, key, value, where)
+        elif key in values:
+            values[key] = value
+        else:
+            raise UsageError(f"{where}: unknown key {key!r}: {_suggestion(key)}")
+
+
+def _flat(told: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for name, value in told.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key != _OPEN:
+            pairs += _flat(value, f"{key}.")
+        else:
+            pairs.append((key, value))
+    return pairs
+
+
+def _merge_custom(custom: dict[str, Any], key: str, value: Any, where: str) -> None:
+    if key != _OPEN:  # an override: custom_envs.TAG.name=value
+        _, tag, *rest = key.split(".")
+        inner: Any = value
+        for name in reversed(rest):
+            inner = {name: inner}
+        value = {tag: inner}
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{where}: {_OPEN}: expected tags with env_type and env_config, got {value!r}")
+    for tag, told in value.items():
+        if not isinstance(told, Mapping):
+            raise UsageError(f"{where}: {_OPEN}.{tag}: expected env_type and env_config, got {told!r}")
+        for name in told:
+            if name not in _CUSTOM:
+                close = difflib.get_close_matches(str(name), _CUSTOM, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_CUSTOM)}"
+                raise UsageError(f"{where}: unknown key {_OPEN}.{tag}.{name}: {hint}")
+        before = custom.setdefault(tag, {})
+        options = {**before.get("env_config", {}), **(told.get("env_config") or {})}
+        before |= dict(told) | ({"env_config": options} if options else {})
+
+
+def _override(values: dict[str, Any], custom: dict[str, Any], text: str) -> None:
+    import yaml
+
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise UsageError(f"{text!r}: expected key=value, as in agent_proxy.max_turn=3")
+    try:
+        parsed = yaml.safe_load(value) if value else ""
+    except yaml.YAMLError as error:
+        raise UsageError(f"{text!r}: the value can't be read: {error}") from error
+    nested: Any = parsed
+    if key.startswith(f"{_OPEN}."):
+        _merge_custom(custom, key, nested, text)
+    elif key in values:
+        values[key] = parsed
+    else:
+        raise UsageError(f"unknown key {key!r}: {_suggestion(key)}")
+
+
+def _suggestion(key: str) -> str:
+    leaf = key.rpartition(".")[2]
+    same_leaf = [known for known in _KNOWN if known.rpartition(".")[2] == leaf]
+    close = same_leaf or difflib.get_close_matches(key, [*_KNOWN, _OPEN], n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(_KNOWN)}, {_OPEN}"
+
+
+def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
+    tags = values["es_manager.train.env_configs.tags"]
+    if not isinstance(tags, list) or not tags or not all(isinstance(tag, str) for tag in tags):
+        raise UsageError(f"es_manager.train.env_configs.tags: expected a list of tags, got {tags!r}")
+    for name in ("agent_proxy.use_parallel_rollout", "es_manager.pooled", "agent_proxy.enable_think"):
+        if not isinstance(values[name], bool):
+            raise UsageError(f"{name}: expected true or false, got {values[name]!r}")
+    for name in ("seed", "agent_proxy.parallel_n_jobs", "es_manager.train.env_groups", "es_manager.train.group_size"):
+        if isinstance(values[name], bool) or not isinstance(values[name], int):
+            raise UsageError(f"{name}: expected a whole number, got {values[name]!r}")
+    if values["engine.kind"] not in ENGINES:
+        raise UsageError(f"engine.kind: expected one of {', '.join(ENGINES)}, got {values['engine.kind']!r}")
+    env_groups = values["es_manager.train.env_groups"]
+    proxy = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("agent_proxy.")}
+    rules = Rules(
+        **{name: proxy[name] for name in (
+            "max_turn", "max_actions_per_turn", "max_tokens", "max_context", "enable_think", "action_sep",
+            "temperature", "system",
+        )},
+        format_penalty=values["es_manager.format_penalty"],
+    )  # fmt: skip
+    urls = values["engine.urls"]
+    engine = EngineConfig(
+        values["engine.kind"],
+        Latency(*(float(values[f"engine.latency.{name}"]) for name in ("base_s", "per_sequence_s", "jitter_s"))),
+        Batching(values["engine.max_batch"], float(values["engine.max_wait_s"])),
+        Server(
+            (urls,) if isinstance(urls, str) else tuple(urls),
+            values["engine.model"],
+            request_s=float(values["engine.request_s"]),
+            attempts=values["engine.attempts"],
+        ),
+        values["engine.slots"],
+        values["engine.steps"],
+    )
+    return AgentsConfig(
+        values["seed"],
+        values["agent_proxy.parallel_backend"] if values["agent_proxy.use_parallel_rollout"] else "sequential",
+        values["agent_proxy.parallel_n_jobs"],
+        env_groups,
+        values["es_manager.train.group_size"],
+        tuple(spec_of(tag, custom.get(tag)) for tag in tags),
+        shares(env_groups, tags, values["es_manager.train.env_configs.n_groups"]),
+        rules,
+        Limits(**{name: values[f"limits.{name}"] for name in ("env_s", "engine_s", "stall_s", "attempts", "max_live")}),
+        engine,
+        values["es_manager.pooled"],
+    )

@@ -1,0 +1,217 @@
+"""Workers as joblib runs them: threads of this process, or processes with a socket to it.
+
+    launch -> joblib.Parallel: one long task a worker -> Worker.run over a port -> goodbye
+    mend: whoever is missing while there are groups left is started again
+
+The engine stays here. What travels to a process is a plan, pickled once by us (so that what can't be pickled is known
+before anything starts), and the hub's address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+
+from headrace.agents.dispatcher import Dispatcher
+from headrace.agents.engines.protocol import Completion, Engine, Request
+from headrace.agents.plan import Ticket
+from headrace.agents.records import Group
+from headrace.agents.wire import Hub, SocketPort
+from headrace.agents.worker import Worker, WorkerPlan
+from headrace.clock import now_s
+from headrace.errors import HeadraceError, UsageError
+
+BACKENDS = ("threading", "loky", "multiprocessing")
+_START_S = 60.0  # for the first worker to come up
+_MOST_RESTARTS = 3  # per worker, on average
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryPort:
+    """A port without a wire, for workers in threads."""
+
+    def __init__(self, worker: int, dispatcher: Dispatcher, engine: Engine) -> None:
+        self._worker, self._dispatcher, self._engine = worker, dispatcher, engine
+
+    async def pull(self) -> Ticket | None:
+        """From the dispatcher."""
+        return await asyncio.wrap_future(self._dispatcher.pull(self._worker))
+
+    async def generate(self, request: Request) -> Completion:
+        """From the engine."""
+        return await asyncio.wrap_future(self._engine.submit(request))
+
+    def done(self, group: Group) -> None:
+        """To the dispatcher."""
+        self._dispatcher.done(self._worker, group)
+
+    def beat(self, waits: list[tuple[str, float]]) -> None:
+        """To the dispatcher."""
+        self._dispatcher.beat(self._worker, waits)
+
+
+class CrewError(HeadraceError):
+    """The workers could not be started, or did not stay."""
+
+
+class Crew:
+    """All workers of one call of run()."""
+
+    def __init__(self, backend: str, n_jobs: int, plan: WorkerPlan, dispatcher: Dispatcher, engine: Engine) -> None:
+        if backend not in BACKENDS:
+            raise UsageError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+        self._backend, self._n_jobs, self._plan = backend, n_jobs, plan
+        self._dispatcher, self._engine = dispatcher, engine
+        self._hub: Hub | None = None
+        self._pickled = b""
+        self._runs: list[_JoblibRun] = []
+        self._started_s = now_s()
+        self.restarts = 0
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by worker; empty for threads."""
+        return dict(self._hub.pids) if self._hub is not None else {}
+
+    def launch(self) -> None:
+        """Start everybody; CrewError if that can't be."""
+        if self._backend != "threading":
+            try:
+                self._pickled = cloudpickle.dumps(self._plan)
+            except Exception as error:
+                raise CrewError(f"what workers need can't be pickled: {type(error).__name__}: {error}") from error
+            self._hub = Hub(self._dispatcher, self._engine)
+        self._start(list(range(self._n_jobs)))
+
+    def look(self) -> None:
+        """Replace who is gone; CrewError if nobody comes, or nobody stays."""
+        for run in [run for run in self._runs if run.error is not None]:
+            self._runs.remove(run)
+            told = f"{type(run.error).__name__}: {run.error}".splitlines()[0]
+            if not any(self._dispatcher.has_joined(worker) for worker in run.workers):
+                raise CrewError(told)
+            for worker in run.workers:
+                self._dispatcher.lost(worker, told)
+        for worker in self._dispatcher.silent(self._plan.limits.env_s + 10.0):
+            self._end_silent(worker)
+        if not self._dispatcher.num_joined and now_s() - self._started_s > _START_S:
+            raise CrewError(f"no worker came up within {_START_S:g} s")
+        missing = self._dispatcher.missing()
+        if self._backend == "loky" and any(run.is_running and missing & set(run.workers) for run in self._runs):
+            return  # one death ends the whole pool: it has to be over before another can be had
+        if missing and self.restarts + len(missing) > _MOST_RESTARTS * self._n_jobs:
+            raise CrewError(f"workers keep dying: {self.restarts} were started again")
+        if missing:
+            self.restarts += len(missing)
+            self._dispatcher.forget(missing)
+            self._start(sorted(missing))
+
+    def close(self) -> None:
+        """End everybody. Whoever still plays loses it; the dispatcher has given it up already."""
+        for run in self._runs:
+            run.close(is_clean=not self._dispatcher.num_members)
+        if self._hub is not None:
+            self._hub.close()
+        if self._backend == "loky":
+            from joblib.externals.loky import get_reusable_executor
+
+            get_reusable_executor().shutdown(wait=True, kill_workers=True)
+
+    def _start(self, workers: list[int]) -> None:
+        from joblib import delayed
+
+        if self._hub is None:
+            tasks = [delayed(_host_in_thread)(worker, self._plan, self._dispatcher, self._engine) for worker in workers]
+        else:
+            where = (self._hub.address, self._hub.key)
+            tasks = [delayed(host_in_process)(*where, worker, self._pickled, os.getpid()) for worker in workers]
+        try:
+            self._runs.append(_JoblibRun(self._backend, workers, tasks))
+        except Exception as error:
+            raise CrewError(
+                f"joblib's {self._backend} backend did not start: {type(error).__name__}: {error}"
+            ) from error
+
+    def _end_silent(self, worker: int) -> None:
+        pid = self.pids.get(worker)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._dispatcher.lost(worker, "gave no sign of life: something in it holds on to the interpreter")
+
+
+class _JoblibRun:
+    """One call of joblib.Parallel: a long task for each of some workers."""
+
+    def __init__(self, backend: str, workers: list[int], tasks: list[Any]) -> None:
+        from joblib import Parallel
+
+        self.workers = workers
+        self.error: BaseException | None = None
+        parallel = Parallel(
+            n_jobs=len(workers), backend=backend, batch_size=1, pre_dispatch="all", return_as="generator_unordered"
+        )
+        self._results: Iterator[None] = parallel(tasks)
+        # A process of joblib's multiprocessing pool that is killed never answers, so nobody may wait for its result.
+        self._is_consumed = backend != "multiprocessing" or len(workers) == 1
+        self._thread = threading.Thread(target=self._consume, name="crew-joblib", daemon=True)
+        if self._is_consumed:
+            self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether some of its tasks are, as far as joblib knows."""
+        return self._thread.is_alive()
+
+    def close(self, is_clean: bool) -> None:
+        """Until all tasks have ended; what can't end any more is ended by joblib."""
+        if self._is_consumed:
+            self._thread.join()
+        elif is_clean:
+            for _ in self._results:
+                pass
+        else:
+            self._results.close()  # type: ignore[attr-defined]
+
+    def _consume(self) -> None:
+        try:
+            for _ in self._results:
+                pass
+        except BaseException as error:
+            self.error = error
+
+
+def _host_in_thread(worker: int, plan: WorkerPlan, dispatcher: Dispatcher, engine: Engine) -> None:
+    dispatcher.join(worker)
+    try:
+        asyncio.run(Worker(worker, plan, MemoryPort(worker, dispatcher, engine)).run())
+    except BaseException as error:
+        dispatcher.lost(worker, f"{type(error).__name__}: {error}")
+        logger.exception("worker %d failed", worker)
+    else:
+        dispatcher.leave(worker)
+
+
+def host_in_process(address: str, key: bytes, worker: int, pickled: bytes, parent: int) -> None:
+    """What joblib runs in a process: a worker with a socket to the hub. Ends when the parent does."""
+    if os.getpid() != parent:  # joblib runs a single task in the parent itself
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
+
+    async def serve() -> None:
+        port = SocketPort(address, key, worker)
+        try:
+            await Worker(worker, cloudpickle.loads(pickled), port).run()
+        finally:
+            port.close()
+
+    with contextlib.suppress(ConnectionError, ExceptionGroup if os.getpid() != parent else ConnectionError):
+        asyncio.run(serve())

@@ -1,0 +1,1 @@
+"""Engines: token ids in, token ids and log-probabilities out. One small protocol, several makers of tokens."""

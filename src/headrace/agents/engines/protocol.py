@@ -1,0 +1,118 @@
+"""The protocol of engines: a request in, a completion out, now or later; nobody waits for others at a barrier.
+
+    submit(request) -> Future[Completion]     as requests come, batched with whatever else is there
+    generate(requests) -> completions          one batch, for a lock-step loop
+
+Workers hold a client of this, never the engine itself. What an engine returns is checked here before anybody uses it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headrace.agents.codec import Codec, Message
+from headrace.agents.failures import EpisodeFailure
+from headrace.agents.records import ENGINE
+
+
+@dataclass(frozen=True)
+class Request:
+    """One answer that is wanted. `seed` is the request's own: who else is in the batch does not change its answer."""
+
+    group: int
+    member: int
+    turn: int
+    ids: Sequence[int]
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    messages: Sequence[Message] = ()  # for engines that take text only
+
+    @property
+    def session(self) -> str:
+        """The episode it belongs to: servers keep its cache warm."""
+        return f"{self.group}-{self.member}"
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was sampled: ids with their log-probabilities and the version of the weights that gave each."""
+
+    ids: Sequence[int]
+    log_probs: Sequence[float]
+    versions: Sequence[int]
+    text: str
+    finish: str = "stop"  # or length
+
+
+@dataclass(frozen=True)
+class EngineStatistics:
+    """What an engine has done so far."""
+
+    requests: int = 0
+    batches: int = 0  # passes of the model
+    batched: int = 0  # sequences in all of them together
+    tokens: int = 0
+    busy_s: float = 0.0
+
+    @property
+    def batch_mean(self) -> float:
+        """Sequences per pass."""
+        return self.batched / self.batches if self.batches else 0.0
+
+    def since(self, before: EngineStatistics) -> EngineStatistics:
+        """What was done after another look."""
+        pairs = zip(vars(self).values(), vars(before).values(), strict=True)
+        return EngineStatistics(*(now - then for now, then in pairs))
+
+
+class Engine(Protocol):
+    """A maker of tokens."""
+
+    codec: Codec
+    is_text_only: bool
+    version: int
+
+    def submit(self, request: Request) -> Future[Completion]:
+        """Answer one request; the future fails with EpisodeFailure."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeFailure]:
+        """Answer a batch in one call."""
+
+    def expect(self, live: int) -> None:
+        """How many episodes are live: more than these requests can't come."""
+
+    def publish(self, weights: Any) -> int:
+        """Use other weights from now on; returns their version."""
+
+    def statistics(self) -> EngineStatistics:
+        """A snapshot."""
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+
+
+def checked(request: Request, completion: Completion, codec: Codec, is_text_only: bool) -> Completion:
+    """The completion, or EpisodeFailure that says what is wrong with it."""
+    if is_text_only:
+        return completion
+    count = len(completion.ids)
+    if not len(completion.log_probs) == len(completion.versions) == count:
+        raise EpisodeFailure(
+            ENGINE,
+            f"{count} token ids with {len(completion.log_probs)} log-probabilities and {len(completion.versions)} "
+            f"versions; expected one of each per token",
+        )
+    if not 0 < count <= request.max_tokens:
+        raise EpisodeFailure(ENGINE, f"{count} token ids; expected 1 to max_tokens = {request.max_tokens}")
+    if min(completion.ids) < 0 or max(completion.ids) >= codec.vocabulary:
+        bad = next(one for one in completion.ids if not 0 <= one < codec.vocabulary)
+        raise EpisodeFailure(ENGINE, f"token id {bad}; expected 0 to {codec.vocabulary - 1}")
+    if not all(math.isfinite(one) and one <= 1e-6 for one in completion.log_probs):
+        bad_log = next(one for one in completion.log_probs if not (math.isfinite(one) and one <= 1e-6))
+        raise EpisodeFailure(ENGINE, f"log-probability {bad_log}; expected a finite number of at most 0")
+    return completion

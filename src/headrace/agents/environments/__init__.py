@@ -1,0 +1,1 @@
+"""Text environments: a contract, four that are shipped, and adapters for those that users have."""

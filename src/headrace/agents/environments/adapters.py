@@ -1,0 +1,208 @@
+"""Environments that users have, as text environments.
+
+    RagenStyle     reset(seed) -> text, step(action) -> text, reward, done, info
+    GymnasiumText  any Gymnasium environment with discrete actions: drawn by its ansi renderer or a function of one's own
+    TrlStyle       TRL's environment_factory: every public method is a tool; an action is a call, as in guess(word="apple")
+
+`adapted` finds out which it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headrace.agents.environments.text_env import Step, TextEnv
+from headrace.errors import UsageError
+
+_TASK = "Do the task that is described below."
+
+
+def adapted(factory: Callable[..., Any], **options: Any) -> TextEnv:
+    """An instance of whatever the factory makes, as a text environment."""
+    extras = {name: options.pop(name) for name in ("view", "action_names", "instructions") if name in options}
+    env = factory(**options)
+    if all(hasattr(env, name) for name in ("instructions", "actions", "reset", "step", "close")):
+        own: TextEnv = env
+        return own
+    if hasattr(env, "action_space") and hasattr(env, "observation_space"):
+        return GymnasiumText(env, **extras)
+    if hasattr(env, "reset") and hasattr(env, "step"):
+        return RagenStyle(env, **extras)
+    if hasattr(env, "reset") and _tools(env):
+        return TrlStyle(env, **extras)
+    raise UsageError(
+        f"{getattr(factory, '__name__', factory)}: expected a text environment (reset and step), a Gymnasium environment, "
+        f"or one of TRL's (reset and public methods), got {type(env).__name__}"
+    )
+
+
+class RagenStyle:
+    """reset(seed) and step(action) -> observation, reward, done, info."""
+
+    def __init__(self, env: Any, instructions: str = "", action_names: Sequence[str] | None = None) -> None:
+        self._env = env
+        self.instructions = instructions or str(getattr(env, "env_instruction", "") or _TASK)
+        lookup = getattr(env, "ACTION_LOOKUP", None)
+        listed = action_names or (list(lookup.values()) if isinstance(lookup, Mapping) else None)
+        self.actions = tuple(str(one) for one in listed) if listed else None
+        self._as_sent = {str(name): key for key, name in lookup.items()} if isinstance(lookup, Mapping) else {}
+
+    def reset(self, seed: int) -> str:
+        """With the seed, by name or position."""
+        told = _seeded(self._env.reset, seed)
+        return str(told[0]) if isinstance(told, tuple) else told if isinstance(told, str) else str(self._env.render())
+
+    def step(self, action: str) -> Step:
+        """Its four values."""
+        told = self._env.step(self._as_sent.get(action, action))
+        if not isinstance(told, tuple) or len(told) not in (4, 5):
+            raise TypeError(f"step returned {told!r}, expected observation, reward, done, info")
+        observation, reward, *ends, facts = told
+        return Step(str(observation), float(reward), any(bool(end) for end in ends), _numbers(facts))
+
+    def close(self) -> None:
+        """If it can."""
+        getattr(self._env, "close", lambda: None)()
+
+
+class GymnasiumText:
+    """A Gymnasium environment with discrete actions, in words."""
+
+    def __init__(
+        self,
+        env: Any,
+        view: Callable[[Any, Any], str] | None = None,
+        action_names: Sequence[str] | None = None,
+        instructions: str = "",
+    ) -> None:
+        count = getattr(env.action_space, "n", None)
+        if count is None:
+            raise UsageError(f"action_space: expected discrete actions, got {env.action_space}")
+        if action_names is not None and len(action_names) != int(count):
+            raise UsageError(f"action_names: expected {int(count)} names, got {list(action_names)}")
+        self._env = env
+        self._view = view or (_rendered if env.render_mode == "ansi" else _printed)
+        self.actions = tuple(action_names or (str(one) for one in range(int(count))))
+        self._first = int(getattr(env.action_space, "start", 0))
+        self.instructions = instructions or _TASK
+
+    def reset(self, seed: int) -> str:
+        """Seeded."""
+        observation, _ = self._env.reset(seed=seed)
+        return self._view(self._env, observation)
+
+    def step(self, action: str) -> Step:
+        """By the action's name."""
+        observation, reward, terminated, truncated, facts = self._env.step(self._first + self.actions.index(action))
+        return Step(
+            self._view(self._env, observation), float(reward), bool(terminated or truncated),
+            {"success": float(bool(terminated) and float(reward) > 0)} | _numbers(facts),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Gymnasium's."""
+        self._env.close()
+
+
+class TrlStyle:
+    """TRL's environments: public methods are tools. Its reward is what get_reward() gained, or its `reward` attribute."""
+
+    actions = None
+
+    def __init__(self, env: Any, instructions: str = "") -> None:
+        self._env = env
+        self._tools = _tools(env)
+        described = "\n".join(
+            f"- {name}{inspect.signature(tool)}: {_first_line(tool)}" for name, tool in self._tools.items()
+        )
+        self.instructions = f"{instructions or _TASK}\nAn action is a call of one of:\n{described}"
+        self._score = 0.0
+
+    def reset(self, seed: int) -> str:
+        """With the seed, if it takes one."""
+        told = _seeded(self._env.reset, seed)
+        self._score = self._scored()
+        return told if isinstance(told, str) else "Begin."
+
+    def step(self, action: str) -> Step:
+        """One call of a tool."""
+        try:
+            name, arguments, options = parsed_call(action)
+            tool = self._tools[name]
+        except (ValueError, KeyError) as error:
+            told = f"{action!r} is no call of {', '.join(self._tools)}: {error}"
+            return Step(told, 0.0, False, {"action_is_effective": 0.0})
+        try:
+            result = str(tool(*arguments, **options))
+        except (TypeError, ValueError) as error:  # what a tool refuses is told to the player, as TRL does
+            result = f"{type(error).__name__}: {error}"
+        score, before = self._scored(), self._score
+        self._score = score
+        is_done = bool(getattr(self._env, "done", False))
+        facts = {"success": float(score > 0), "action_is_effective": 1.0}
+        return Step(result, score - before, is_done, facts)
+
+    def close(self) -> None:
+        """If it can."""
+        getattr(self._env, "close", lambda: None)()
+
+    def _scored(self) -> float:
+        read = getattr(self._env, "get_reward", None)
+        return float(read() if callable(read) else getattr(self._env, "reward", 0.0) or 0.0)
+
+
+def parsed_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """name(arguments) with literals, or {"name": ..., "arguments": {...}}; ValueError says what is wrong."""
+    text = text.strip()
+    if text.startswith("{"):
+        told = json.loads(text)
+        if not isinstance(told, dict) or not isinstance(told.get("arguments", {}), dict) or "name" not in told:
+            raise ValueError('expected {"name": ..., "arguments": {...}}')
+        return str(told["name"]), [], {str(name): value for name, value in told.get("arguments", {}).items()}
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("expected name(arguments)")
+        options = {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg}
+        return call.func.id, [ast.literal_eval(one) for one in call.args], options
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError("it can't be read") from error
+
+
+def _tools(env: Any) -> dict[str, Callable[..., Any]]:
+    members = inspect.getmembers(type(env), predicate=inspect.isfunction)
+    kept = ("reset", "get_reward", "close")
+    return {name: getattr(env, name) for name, _ in members if not name.startswith("_") and name not in kept}
+
+
+def _seeded(reset: Callable[..., Any], seed: int) -> Any:
+    try:
+        parameters = inspect.signature(reset).parameters.values()
+    except (TypeError, ValueError):
+        return reset(seed=seed)
+    if any(one.name == "seed" or one.kind is one.VAR_KEYWORD for one in parameters):
+        return reset(seed=seed)
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return reset(seed) if positional else reset()
+
+
+def _numbers(facts: object) -> dict[str, float]:
+    if not isinstance(facts, Mapping):
+        return {}
+    return {str(name): float(value) for name, value in facts.items() if isinstance(value, (bool, int, float))}
+
+
+def _rendered(env: Any, observation: object) -> str:
+    return str(env.render())
+
+
+def _printed(env: Any, observation: object) -> str:
+    return str(observation)
+
+
+def _first_line(tool: Callable[..., Any]) -> str:
+    return (inspect.getdoc(tool) or "").partition("\n")[0]

@@ -1,0 +1,85 @@
+"""The contract of a text environment, and how one is named.
+
+    env = spec.build() · reset(seed) -> what is to be seen · step(action) -> Step · close()
+
+State is a function of the seed and the actions since: the same seed and actions give the same texts and rewards.
+An environment is used by one thread at a time, not always the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headrace.agents.failures import EpisodeFailure
+from headrace.agents.records import ENV
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one action did. `facts` may hold success, action_is_effective and whatever else should be averaged."""
+
+    observation: str
+    reward: float
+    is_done: bool
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+
+class TextEnv(Protocol):
+    """An environment in words."""
+
+    instructions: str
+    """What the task is; told once, with the first observation."""
+
+    actions: Sequence[str] | None
+    """Every legal action, or None if anything may be said."""
+
+    def reset(self, seed: int) -> str:
+        """Begin an episode; seeds are below 2**31."""
+
+    def step(self, action: str) -> Step:
+        """Act."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+
+
+@dataclass(frozen=True)
+class TextEnvSpec:
+    """How to build one, wherever it is needed: a factory and its options. Worker processes get it pickled."""
+
+    tag: str
+    factory: Callable[..., TextEnv]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)  # rules of this tag alone, such as max_turn
+
+    def build(self) -> TextEnv:
+        """A fresh instance."""
+        return self.factory(**self.options)
+
+
+def checked_step(step: object) -> Step:
+    """The step, or EpisodeFailure that says what was wrong with what the environment returned."""
+    if not isinstance(step, Step):
+        raise EpisodeFailure(ENV, f"step returned {_short(step)}, expected a Step")
+    if not isinstance(step.observation, str):
+        raise EpisodeFailure(ENV, f"the observation is {_short(step.observation)}, expected text")
+    if isinstance(step.reward, bool) or not isinstance(step.reward, (int, float)) or not math.isfinite(step.reward):
+        raise EpisodeFailure(ENV, f"the reward is {_short(step.reward)}, expected a finite number")
+    if not isinstance(step.is_done, bool):
+        raise EpisodeFailure(ENV, f"is_done is {_short(step.is_done)}, expected True or False")
+    return step
+
+
+def checked_observation(observation: object) -> str:
+    """What reset returned, or EpisodeFailure."""
+    if not isinstance(observation, str):
+        raise EpisodeFailure(ENV, f"reset returned {_short(observation)}, expected text")
+    return observation
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

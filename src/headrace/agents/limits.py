@@ -1,0 +1,32 @@
+"""How long anything may take, and how often it is tried: every wait of the room has one of these deadlines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.errors import UsageError, require_types
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Deadlines and attempts."""
+
+    env_s: float = 60.0
+    """For building and resetting an environment, and for the actions of one turn."""
+    engine_s: float = 300.0
+    """For one answer, waiting for a batch included."""
+    stall_s: float = 30.0
+    """Without any progress for so long, the log says who is waited for."""
+    attempts: int = 2
+    """At an episode, each with a fresh environment and the same seeds; after that its group has failed."""
+    max_live: int = 512
+    """Episodes at one time, in all workers together."""
+
+    def __post_init__(self) -> None:
+        require_types(self, {int: ("attempts", "max_live"), float: ("env_s", "engine_s", "stall_s")})
+        for name in ("env_s", "engine_s", "stall_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UsageError(f"{name}: expected seconds above 0, got {getattr(self, name)}")
+        for name in ("attempts", "max_live"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")

@@ -1,0 +1,97 @@
+"""The sequential way: every environment moves, one after the other; then all who have a question ask in one batch.
+
+    [ open or act, one by one -> questions -> generate(all of them) -> answers ] until nobody is left
+
+This is what `base` runs, what auto chooses for cheap environments, and what the parallel way falls back to: same seeds,
+same records. The environments' calls run in one thread beside this one, so that a hung call can be given up; the rest
+go on in a new thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as FutureTimeout
+
+from headrace.agents.callers import Callers
+from headrace.agents.engines.protocol import Engine, Request
+from headrace.agents.failures import EpisodeFailure
+from headrace.agents.limits import Limits
+from headrace.agents.plan import GroupPlan, Ticket
+from headrace.agents.records import Group
+from headrace.agents.seat import EnvPool, Seat
+from headrace.agents.table import Table, as_failure, close_quietly, too_slow
+from headrace.clock import now_s
+
+Move = Callable[[], Request | None]  # a seat's open or act
+
+
+def play(
+    next_ticket: Callable[[], Ticket | None], plan: GroupPlan, engine: Engine, limits: Limits, pool: EnvPool
+) -> Iterator[Group]:
+    """Play whatever `next_ticket` gives until it gives None and nobody is left; groups come as they finish."""
+    callers = Callers(most=1)
+    tables: dict[int, Table] = {}
+    moving: list[tuple[Seat, Move]] = []
+    seats: set[Seat] = set()
+
+    def seat_at(table: Table, member: int, attempt: int) -> None:
+        seat = Seat(plan, table.ticket, member, engine.codec, engine.is_text_only, pool, attempt)
+        seats.add(seat)
+        moving.append((seat, seat.open))
+
+    def leave(seat: Seat, failure: EpisodeFailure | None) -> None:
+        """The episode is over, or is tried again with a fresh environment and the same seeds."""
+        seats.discard(seat)
+        table = tables[seat.ticket.number]
+        if failure is not None:
+            seat.failed(failure.failure)
+        close_quietly(seat)
+        if failure is not None and seat.attempt < limits.attempts:
+            seat_at(table, seat.member, seat.attempt + 1)
+        else:
+            table.episodes[seat.member] = seat.record()
+
+    try:
+        while True:
+            while len(seats) < limits.max_live and (ticket := next_ticket()) is not None:
+                table = tables[ticket.number] = Table(ticket, now_s())
+                for member in range(ticket.group_size):
+                    seat_at(table, member, 1)
+            if not seats:
+                return
+            calls, moving[:] = list(moving), []
+            asking: list[tuple[Seat, Request]] = []
+            futures = [callers.submit(move) for _, move in calls]
+            for (seat, _), future in zip(calls, futures, strict=True):
+                try:
+                    request = future.result(limits.env_s)
+                except FutureTimeout:
+                    seats.discard(seat)
+                    callers.give_up(future, seat.close)
+                    leave(seat.abandoned(), too_slow(seat, limits))
+                except Exception as error:
+                    leave(seat, as_failure(error))
+                else:
+                    if request is None:
+                        leave(seat, None)
+                    else:
+                        asking.append((seat, request))
+            engine.expect(len(seats))
+            started = now_s()
+            answers = engine.generate([request for _, request in asking]) if asking else []
+            engine_s = now_s() - started
+            for (seat, _), answer in zip(asking, answers, strict=True):
+                try:
+                    if isinstance(answer, EpisodeFailure):
+                        raise answer
+                    seat.answered(answer, engine_s)
+                except EpisodeFailure as failure:
+                    leave(seat, failure)
+                else:
+                    moving.append((seat, seat.act))
+            for number in [one for one, table in tables.items() if table.is_full]:
+                yield tables.pop(number).group(worker=0)
+    finally:
+        for seat in seats:
+            close_quietly(seat)
+        callers.close()

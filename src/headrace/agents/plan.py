@@ -1,0 +1,102 @@
+"""Which groups there are: numbers, tags and seeds, as a function of the run's seed alone.
+
+    group number -> tag (n_groups of each tag in turn) · reset seed (the tree's leaf of the group number)
+    group, member, turn -> sampling seed
+
+Nothing here depends on the number of workers, or on who plays a group. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from headrace.agents.environments.text_env import TextEnvSpec
+from headrace.agents.episode import EpisodeId, Rules
+from headrace.envs.seeds import Purpose, leaf
+from headrace.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One group to be played."""
+
+    number: int
+    tag: str
+    seed: int
+    group_size: int
+    attempt: int = 1
+
+    def member(self, index: int) -> EpisodeId:
+        """One of its episodes: all members begin from the same seed."""
+        return EpisodeId(self.number, index, self.tag, self.seed)
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """The groups of a run."""
+
+    seed: int
+    group_size: int
+    envs: tuple[TextEnvSpec, ...]
+    n_groups: tuple[int, ...]  # per tag, in one round
+    rules: Rules
+
+    def __post_init__(self) -> None:
+        tags = [spec.tag for spec in self.envs]
+        if not tags:
+            raise UsageError("envs: expected at least one environment")
+        if len(set(tags)) < len(tags):
+            raise UsageError(f"envs: expected every tag once, got {', '.join(tags)}")
+        if self.group_size < 1:
+            raise UsageError(f"group_size: expected at least 1, got {self.group_size}")
+        if len(self.n_groups) != len(tags) or min(self.n_groups) < 0 or sum(self.n_groups) < 1:
+            raise UsageError(f"n_groups: expected one number per tag ({', '.join(tags)}), got {list(self.n_groups)}")
+        for spec in self.envs:
+            self.rules_of(spec.tag)
+
+    @property
+    def per_round(self) -> int:
+        """Groups until the tags begin again."""
+        return sum(self.n_groups)
+
+    def ticket(self, number: int) -> Ticket:
+        """The group of that number."""
+        place = number % self.per_round
+        for spec, count in zip(self.envs, self.n_groups, strict=True):
+            if place < count:
+                return Ticket(number, spec.tag, self.reset_seed(number), self.group_size)
+            place -= count
+        raise AssertionError("a place is below the sum of n_groups")
+
+    def reset_seed(self, number: int) -> int:
+        """31 bits: text environments are often seeded by libraries that take no more."""
+        return leaf(self.seed, Purpose.AGENT_GROUP, number) >> 32
+
+    def sampling_seed(self, group: int, member: int, turn: int) -> int:
+        """Of one answer."""
+        return leaf(self.seed, Purpose.AGENT_SAMPLING, group, member, turn)
+
+    def spec_of(self, tag: str) -> TextEnvSpec:
+        """The environment of a tag."""
+        return next(spec for spec in self.envs if spec.tag == tag)
+
+    def rules_of(self, tag: str) -> Rules:
+        """The rules, with the tag's own limits."""
+        limits: Mapping[str, object] = self.spec_of(tag).limits
+        try:
+            return replace(self.rules, **limits)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise UsageError(f"limits of {tag}: {error}") from error
+
+
+def shares(env_groups: int, tags: Sequence[str], n_groups: Sequence[int] | None) -> tuple[int, ...]:
+    """Groups per tag; evenly if nothing was said."""
+    if n_groups is not None:
+        if sum(n_groups) != env_groups or len(n_groups) != len(tags):
+            raise UsageError(
+                f"n_groups: expected {len(tags)} numbers that add up to env_groups = {env_groups}, got {list(n_groups)}"
+            )
+        return tuple(n_groups)
+    small, extra = divmod(env_groups, len(tags))
+    return tuple(small + (index < extra) for index in range(len(tags)))

@@ -1,0 +1,192 @@
+"""What a rollout leaves: groups of episodes in token space, append only, and their names.
+
+    Group -> Episode -> TokenRow (ids, loss mask, log-probabilities, versions) and Turn (text, actions, reward, times)
+
+The ids are those the engine sampled, never text that was tokenised again. An episode that failed says where and why;
+it is not a sample with reward zero. `fingerprint` is a function of what happened, not of when or where.
+Does not know engines, environments or files.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+# The boundaries at which an episode can fail.
+ENV, ENGINE, PARSE, TIMEOUT, WORKER = "env", "engine", "parse", "timeout", "worker"
+BOUNDARIES = (ENV, ENGINE, PARSE, TIMEOUT, WORKER)
+COMPLETED, TRUNCATED, FAILED, LATE = "completed", "truncated", "failed", "late"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an episode has no result: the boundary where it happened, and what was seen there."""
+
+    boundary: str
+    message: str
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """One sequence of tokens. Where loss_mask is 0 the policy sampled nothing: log_prob is 0 and version -1."""
+
+    ids: Array
+    loss_mask: Array
+    log_probs: Array
+    versions: Array
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One exchange. Its sampled tokens are rows[row].ids[start:stop]."""
+
+    prompt: str
+    answer: str
+    actions: tuple[str, ...]
+    is_valid: bool
+    reward: float
+    row: int
+    start: int
+    stop: int
+    engine_s: float = 0.0
+    env_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode of a group."""
+
+    group: int
+    member: int
+    tag: str
+    seed: int
+    status: str
+    rows: tuple[TokenRow, ...]
+    turns: tuple[Turn, ...]
+    metrics: dict[str, float]
+    failure: Failure | None = None
+    attempts: int = 1
+    is_trainable: bool = True  # False: the engine gave text only, so there are no ids to train on
+
+    @property
+    def episode_id(self) -> str:
+        """Its name: group and member."""
+        return f"{self.group}-{self.member}"
+
+    @property
+    def reward(self) -> float:
+        """The sum over turns."""
+        return float(sum(turn.reward for turn in self.turns))
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as chat messages."""
+        return [
+            {"role": role, "content": text}
+            for turn in self.turns
+            for role, text in (("user", turn.prompt), ("assistant", turn.answer))
+        ]
+
+
+@dataclass(frozen=True)
+class Group:
+    """`group_size` episodes of one task. Failed as a whole if one of them could not be had."""
+
+    number: int
+    tag: str
+    seed: int
+    episodes: tuple[Episode, ...]
+    worker: int = field(default=0, compare=False)
+    seconds: float = field(default=0.0, compare=False)
+    lag: int = field(default=0, compare=False)  # versions between its oldest token and its hand-over
+    max_lag: int | None = field(default=None, compare=False)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its oldest token is older than allowed."""
+        return self.max_lag is not None and self.lag > self.max_lag
+
+    @property
+    def status(self) -> str:
+        """completed, failed, or late: all there, but too old to learn from."""
+        if any(one.status == FAILED for one in self.episodes):
+            return FAILED
+        return LATE if self.is_late else COMPLETED
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Of its episodes."""
+        return [one.failure for one in self.episodes if one.failure is not None]
+
+
+def fingerprint(groups: Iterable[Group]) -> str:
+    """SHA-256 over everything but times, attempts and places: equal records have equal names."""
+    digest = hashlib.sha256()
+    for group in sorted(groups, key=lambda one: one.number):
+        told = encode(group)
+        for name in ("worker", "seconds", "lag", "max_lag"):
+            del told[name]
+        for episode in told["episodes"]:
+            del episode["attempts"]
+            for turn in episode["turns"]:
+                del turn["engine_s"], turn["env_s"]
+        digest.update(json.dumps(told, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+_DTYPES = {"ids": "<i4", "loss_mask": "|u1", "log_probs": "<f4", "versions": "<i4"}
+
+
+def token_row(ids: Any, loss_mask: Any, log_probs: Any, versions: Any) -> TokenRow:
+    """A row of plain sequences as arrays."""
+    arrays = zip(_DTYPES.values(), (ids, loss_mask, log_probs, versions), strict=True)
+    return TokenRow(*(np.asarray(values, dtype) for dtype, values in arrays))
+
+
+def encode(group: Group) -> dict[str, Any]:
+    """As JSON; arrays as base64 of their little-endian bytes, so floats stay exact."""
+    return {
+        "number": group.number,
+        "tag": group.tag,
+        "seed": group.seed,
+        "worker": group.worker,
+        "seconds": group.seconds,
+        "lag": group.lag,
+        "max_lag": group.max_lag,
+        "episodes": [_encode_episode(one) for one in group.episodes],
+    }
+
+
+def decode(told: dict[str, Any]) -> Group:
+    """The inverse."""
+    return Group(**told | {"episodes": tuple(_decode_episode(one) for one in told["episodes"])})
+
+
+def _encode_episode(one: Episode) -> dict[str, Any]:
+    told = dict(vars(one))
+    told["rows"] = [
+        {name: base64.b64encode(getattr(row, name).astype(dtype).tobytes()).decode() for name, dtype in _DTYPES.items()}
+        for row in one.rows
+    ]
+    told["turns"] = [dict(vars(turn)) | {"actions": list(turn.actions)} for turn in one.turns]
+    told["failure"] = None if one.failure is None else dict(vars(one.failure))
+    return told
+
+
+def _decode_episode(told: dict[str, Any]) -> Episode:
+    rows = tuple(
+        TokenRow(*(np.frombuffer(base64.b64decode(row[name]), dtype) for name, dtype in _DTYPES.items()))
+        for row in told["rows"]
+    )
+    turns = tuple(Turn(**turn | {"actions": tuple(turn["actions"])}) for turn in told["turns"])
+    failure = None if told["failure"] is None else Failure(**told["failure"])
+    return Episode(**told | {"rows": rows, "turns": turns, "failure": failure})

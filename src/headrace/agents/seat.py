@@ -1,0 +1,153 @@
+"""A seat: one attempt at one episode with its environment. What may block (build, reset, step) and what does not.
+
+    open() -> Request      in a thread that may hang      built or taken from the pool, reset, first question
+    answered(completion)   anywhere, quick                the answer parsed
+    act() -> Request       in a thread that may hang      actions taken, next question, or None: it is over
+    close()                                               the environment closed, or given back to the pool
+
+Does not know who drives it, or what waits for what.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from headrace.agents.codec import Codec
+from headrace.agents.engines.protocol import Completion, Request
+from headrace.agents.environments.text_env import Step, TextEnv, TextEnvSpec, checked_observation, checked_step
+from headrace.agents.episode import Play
+from headrace.agents.failures import EpisodeFailure
+from headrace.agents.plan import GroupPlan, Ticket
+from headrace.agents.records import ENV, Episode, Failure
+from headrace.clock import now_s
+
+T = TypeVar("T")
+
+
+class EnvPool:
+    """Environments that may be used again, by tag; those of other tags are built and closed for every episode."""
+
+    def __init__(self, reusable: frozenset[str] = frozenset()) -> None:
+        self._reusable = reusable
+        self._free: dict[str, list[TextEnv]] = {}
+        self._lock = threading.Lock()
+        self.built = 0
+
+    def take(self, spec: TextEnvSpec) -> TextEnv:
+        """A used one if there is one, else a fresh one."""
+        with self._lock:
+            free = self._free.get(spec.tag)
+            if free:
+                return free.pop()
+            self.built += 1
+        return spec.build()
+
+    def give(self, tag: str, env: TextEnv, is_sound: bool) -> None:
+        """Keep it for the next episode, or close it: after a failure nobody knows what state it is in."""
+        if is_sound and tag in self._reusable:
+            with self._lock:
+                self._free.setdefault(tag, []).append(env)
+        else:
+            env.close()
+
+    def close(self) -> None:
+        """Close all that are free, whatever the others do."""
+        with self._lock:
+            envs = [env for free in self._free.values() for env in free]
+            self._free.clear()
+        failed: Exception | None = None
+        for env in envs:
+            try:
+                env.close()
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+
+class Seat:
+    """One attempt at one episode."""
+
+    def __init__(
+        self,
+        plan: GroupPlan,
+        ticket: Ticket,
+        member: int,
+        codec: Codec,
+        is_text_only: bool,
+        pool: EnvPool,
+        attempt: int,
+    ) -> None:
+        self.ticket, self.member, self.attempt = ticket, member, attempt
+        self._plan, self._codec, self._is_text_only, self._pool = plan, codec, is_text_only, pool
+        self._env: TextEnv | None = None
+        self._play = self._new_play("", None)
+        self._actions: tuple[str, ...] = ()
+        self._is_sound = True
+
+    def open(self) -> Request | None:
+        """The first question."""
+        env = self._env = self._guard(
+            "could not be built", lambda: self._pool.take(self._plan.spec_of(self.ticket.tag))
+        )
+        observation = self._guard("raised in reset", lambda: checked_observation(env.reset(self.ticket.seed)))
+        self._play = self._new_play(env.instructions, env.actions)
+        return self._play.begin(observation)
+
+    def answered(self, completion: Completion, engine_s: float) -> None:
+        """What the policy said."""
+        self._actions = self._play.answered(completion, engine_s)
+
+    def act(self) -> Request | None:
+        """Take the answer's actions; the next question, or None: the episode is over."""
+        env, steps, started = self._env, list[Step](), now_s()
+        assert env is not None, "open first"
+        for action in self._actions:
+            steps.append(self._guard("raised in step", lambda action=action: checked_step(env.step(action))))
+            if steps[-1].is_done:
+                break
+        return self._play.stepped(steps, now_s() - started)
+
+    def close(self) -> None:
+        """Give the environment back; what its close() raises is not worth an episode."""
+        env, self._env = self._env, None
+        if env is not None:
+            self._pool.give(self.ticket.tag, env, self._is_sound)
+
+    def abandoned(self) -> Seat:
+        """The same attempt without its environment, which is still in somebody's hands."""
+        twin = copy.copy(self)
+        twin._env = None
+        self._is_sound = False
+        return twin
+
+    def failed(self, failure: Failure) -> None:
+        """The attempt ends here; its environment is not used again."""
+        self._is_sound = False
+        self._play.failed(failure)
+
+    def record(self) -> Episode:
+        """What happened."""
+        return self._play.record()
+
+    def _guard(self, what: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except EpisodeFailure:
+            self._is_sound = False
+            raise
+        except Exception as error:
+            self._is_sound = False
+            raise EpisodeFailure(ENV, f"{self.ticket.tag} {what}: {type(error).__name__}: {error}") from error
+
+    def _new_play(self, instructions: str, known: Sequence[str] | None) -> Play:
+        plan, ticket = self._plan, self.ticket
+        seed_of_turn = partial(plan.sampling_seed, ticket.number, self.member)
+        return Play(
+            ticket.member(self.member), plan.rules_of(ticket.tag), self._codec, seed_of_turn, instructions, known,
+            self._is_text_only, self.attempt,
+        )  # fmt: skip

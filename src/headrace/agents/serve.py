@@ -1,0 +1,214 @@
+"""A token-in/token-out server in vLLM's shape, over any engine; it can also misbehave on purpose.
+
+    GET /health · GET /v1/models · POST /v1/completions (prompt: text or token ids) · POST /v1/chat/completions
+
+Answers carry token_ids, logprobs.token_logprobs and weights_version. Requests go to the engine one by one and meet in
+its batches. Loopback unless another host is asked for, and then only with a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import random
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from headrace.agents.engines.protocol import Completion, Engine, Request
+from headrace.agents.failures import EpisodeFailure
+from headrace.errors import HeadraceError, UsageError
+
+MODEL = "headrace"
+
+
+@dataclass(frozen=True)
+class Faults:
+    """The share of requests that go wrong, by kind."""
+
+    slow: float = 0.0
+    slow_s: float = 5.0
+    error: float = 0.0  # HTTP 500
+    drop: float = 0.0  # the connection ends in the middle of the answer
+    garbage: float = 0.0  # JSON that is no answer
+    wrong_logprobs: float = 0.0  # one log-probability too few
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        shares = (self.slow, self.error, self.drop, self.garbage, self.wrong_logprobs)
+        if min(shares) < 0 or sum(shares) > 1 + 1e-9:
+            raise UsageError(f"faults: expected shares of at least 0 that add up to at most 1, got {shares}")
+
+    def drawn(self, rng: random.Random) -> str:
+        """Which fault this request gets; empty for none."""
+        draw = rng.random()
+        for kind in ("slow", "error", "drop", "garbage", "wrong_logprobs"):
+            draw -= getattr(self, kind)
+            if draw < 0:
+                return kind
+        return ""
+
+
+def application(engine: Engine, faults: Faults | None = None, token: str = "") -> Any:
+    """The ASGI application."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request as HttpRequest
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    bad = faults or Faults()
+    rng = random.Random(bad.seed)
+
+    def problem(status: int, message: str) -> Response:
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status)
+
+    async def health(_: HttpRequest) -> Response:
+        return JSONResponse({"status": "ok", "weights_version": engine.version})
+
+    async def models(_: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "headrace"}]})
+
+    async def complete(http: HttpRequest) -> Response:
+        return await answer(http, is_chat=False)
+
+    async def chat(http: HttpRequest) -> Response:
+        return await answer(http, is_chat=True)
+
+    async def answer(http: HttpRequest, is_chat: bool) -> Response:
+        if token and http.headers.get("authorization") != f"Bearer {token}":
+            return problem(401, "a token is required: Authorization: Bearer TOKEN")
+        fault = bad.drawn(rng)
+        if fault == "error":
+            return problem(500, "injected fault")
+        if fault == "slow":
+            await asyncio.sleep(bad.slow_s)
+        try:
+            request, told = _request(json.loads(await http.body()), engine, is_chat)
+        except (ValueError, TypeError, KeyError) as error:
+            return problem(400, f"{type(error).__name__}: {error}")
+        try:
+            completion = await asyncio.wrap_future(engine.submit(request))
+        except EpisodeFailure as failure:
+            return problem(500, str(failure))
+        if fault == "garbage":
+            return JSONResponse({"choices": [{"tokens": "nonsense"}]})
+        body = _body(request, completion, told, is_chat, fault == "wrong_logprobs")
+        if fault == "drop":
+            return StreamingResponse(_torn(json.dumps(body).encode()), media_type="application/json")
+        return JSONResponse(body)
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/v1/models", models),
+            Route("/v1/completions", complete, methods=["POST"]),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+        ]
+    )
+
+
+class RunningServer:
+    """A server in a thread of this process, for tests and for whoever has the engine here anyway."""
+
+    def __init__(
+        self, engine: Engine, host: str = "127.0.0.1", port: int = 0, faults: Faults | None = None, token: str = ""
+    ) -> None:
+        require_safe(host, token)
+        import uvicorn
+
+        config = uvicorn.Config(application(engine, faults, token), host, port, log_level="critical", lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, name="agents-server", daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + 20
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise HeadraceError(f"the server did not start at {host}:{port}; is the port free?")
+            time.sleep(0.01)
+        self.port = int(self._server.servers[0].sockets[0].getsockname()[1])
+        self.url = f"http://{host}:{self.port}/v1"
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.should_exit = True
+        self._server.force_exit = True
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def require_safe(host: str, token: str) -> None:
+    """Beyond loopback only with a token."""
+    try:
+        is_local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = False
+    if not is_local and not token:
+        raise UsageError(f"host {host}: expected a loopback address, or a token that clients have to know")
+
+
+def _request(told: dict[str, Any], engine: Engine, is_chat: bool) -> tuple[Request, dict[str, Any]]:
+    if not isinstance(told, dict):
+        raise ValueError("expected a JSON object")
+    codec = engine.codec
+    if is_chat:
+        ids = codec.encode(codec.render(told["messages"], is_asking=True))
+    else:
+        prompt = told["prompt"]
+        ids = codec.encode(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
+    if not ids or min(ids) < 0 or max(ids) >= codec.vocabulary:
+        raise ValueError(f"prompt: expected token ids from 0 to {codec.vocabulary - 1}, at least one")
+    seed = told.get("seed")
+    seed = random.getrandbits(63) if seed is None else int(seed)
+    max_tokens = int(told.get("max_tokens") or told.get("max_completion_tokens") or 16)
+    temperature = told.get("temperature")
+    return (
+        Request(0, 0, 0, ids, max_tokens, seed, 1.0 if temperature is None else float(temperature)),
+        told,
+    )
+
+
+def _body(
+    request: Request, completion: Completion, told: dict[str, Any], is_chat: bool, is_short: bool
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": completion.finish}
+    if is_chat:
+        choice["message"] = {"role": "assistant", "content": completion.text}
+    else:
+        choice["text"] = completion.text
+        if told.get("logprobs") is not None:
+            log_probs = list(completion.log_probs)[: -1 if is_short else None]
+            choice["logprobs"] = {"token_logprobs": log_probs, "tokens": [f"token_id:{one}" for one in completion.ids]}
+    if told.get("return_token_ids"):
+        choice["token_ids"] = list(completion.ids)
+        choice["prompt_token_ids"] = list(request.ids)
+    return {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": len(request.ids),
+            "completion_tokens": len(completion.ids),
+            "total_tokens": len(request.ids) + len(completion.ids),
+        },
+        "weights_version": max(completion.versions, default=0),
+    }
+
+
+async def _torn(body: bytes) -> AsyncIterator[bytes]:
+    yield body[: len(body) // 2]
+    raise ConnectionResetError("injected fault")

@@ -1,0 +1,167 @@
+"""`headrace agents rollout | compare | serve | show`: multi-turn rollouts of LLM agents."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from headrace.clock import wall_time
+from headrace.errors import UsageError
+
+
+def main(argv: list[str]) -> int:
+    """Run one of its commands; returns the exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        import joblib  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"headrace agents: {error}; pip install 'headrace[llm]'") from error
+    code: int = options.run(options)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "headrace agents", description="Multi-turn rollouts of LLM agents over one engine."
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    rollout = commands.add_parser("rollout", help="play groups of episodes and keep their records")
+    _configured(rollout)
+    rollout.add_argument("--run-dir", type=Path, help="where records go; an interrupted run there is gone on with")
+    rollout.add_argument("--codec", choices=("parquet", "none"), default="parquet", help=argparse.SUPPRESS)
+    rollout.set_defaults(run=_rollout)
+
+    compare = commands.add_parser("compare", help="sequential and parallel side by side; exit code 1 if they disagree")
+    _configured(compare)
+    compare.add_argument("--plot", type=Path, default=Path("agents-compare.png"), help="where the picture goes")
+    compare.add_argument("--json", type=Path, help="the numbers, as JSON")
+    compare.set_defaults(run=_compare)
+
+    serve = commands.add_parser("serve", help="a token-in/token-out server in vLLM's shape")
+    _configured(serve)
+    serve.add_argument("--host", default="127.0.0.1", help="loopback, unless there is a token")
+    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument("--token", default=os.environ.get("HEADRACE_TOKEN", ""), help="that clients have to send")
+    for kind in ("slow", "error", "drop", "garbage", "wrong-logprobs"):
+        serve.add_argument(f"--fault-{kind}", type=float, default=0.0, metavar="SHARE", help="share of requests")
+    serve.add_argument("--slow-s", type=float, default=5.0, help="how slow is slow")
+    serve.set_defaults(run=_serve)
+
+    show = commands.add_parser("show", help="print a recorded conversation, or list a file's episodes")
+    show.add_argument("file", type=Path, help="records.parquet, groups.jsonl or a run directory")
+    show.add_argument("episode", nargs="?", help="group-member, as in 3-0")
+    show.set_defaults(run=_show)
+    return parser
+
+
+def _configured(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config-name", default="base", help="base, base-parallel, or a YAML file")
+    parser.add_argument("--config-dir", type=Path, help="where else configurations lie")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as in agent_proxy.max_turn=3")
+
+
+def _rollout(options: argparse.Namespace) -> int:
+    from headrace.agents.build import engine_of, rollouts_of
+    from headrace.agents.config import load
+    from headrace.agents.exports.parquet import write_parquet
+    from headrace.agents.metrics import summary
+    from headrace.agents.records import COMPLETED, fingerprint
+    from headrace.views.agents import RolloutView
+
+    config = load(options.config_name, options.overrides, options.config_dir)
+    folder = options.run_dir or Path("runs") / f"agents__{config.seed}__{int(wall_time())}"
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / "log.txt")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("headrace")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with RolloutView(config.env_groups, config.group_size) as view:
+            engine = engine_of(config, view.teaching)
+            try:
+                with rollouts_of(config, engine, folder) as rollouts:
+                    groups = []
+                    for group in rollouts.stream(config.env_groups):
+                        groups.append(group)
+                        view.update(group, rollouts.statistics, rollouts.choice)
+            finally:
+                engine.close()
+        write_parquet(groups, folder / "records.parquet")
+        metrics = summary(groups)
+        result = {"groups": len(groups), "fingerprint": fingerprint(groups), "metrics": metrics}
+        (folder / "result.json").write_text(json.dumps(result, indent=2))
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    failed = sum(group.status != COMPLETED for group in groups)
+    view.summary(metrics)
+    print(f"{len(groups)} groups, {failed} of them failed; records in {folder}/records.parquet")
+    print(f"look at one with: headrace agents show {folder} {groups[0].episodes[0].episode_id}" if groups else "")
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from headrace.agents.build import engine_of
+    from headrace.agents.compare import compare, text_table, write_plot
+    from headrace.agents.config import load
+
+    config = load(options.config_name, options.overrides, options.config_dir)
+    told = compare(config, lambda: engine_of(config), lambda name: print(f"running: {name}", file=sys.stderr))
+    print(text_table(told))
+    print(f"\npicture: {write_plot(told, options.plot)}")
+    if options.json:
+        numbers = {
+            "agree": told.agree,
+            "speed_up": told.speed_up,
+            "checks": told.checks,
+            "sequential_s": told.sequential.seconds,
+            "parallel_s": told.parallel.seconds,
+            "metrics": {"sequential": told.sequential.metrics, "parallel": told.parallel.metrics},
+        }
+        options.json.write_text(json.dumps(numbers, indent=2))
+    return 0 if told.agree else 1
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from headrace.agents.build import engine_of
+    from headrace.agents.config import load
+    from headrace.agents.serve import Faults, application, require_safe
+
+    config = load(options.config_name, options.overrides, options.config_dir)
+    require_safe(options.host, options.token)
+    faults = Faults(
+        options.fault_slow, options.slow_s, options.fault_error, options.fault_drop, options.fault_garbage,
+        options.fault_wrong_logprobs,
+    )  # fmt: skip
+    import uvicorn
+
+    engine = engine_of(config, lambda done, total: None)
+    print(f"serving {config.engine.kind} at http://{options.host}:{options.port}/v1; Ctrl-C ends it", flush=True)
+    try:
+        uvicorn.run(
+            application(engine, faults, options.token), host=options.host, port=options.port, log_level="warning"
+        )
+    finally:
+        engine.close()
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from headrace.agents.show import conversation, find_episode, listing, read_records
+
+    groups = read_records(options.file)
+    if options.episode is None:
+        print(listing(groups))
+        return 0
+    console = Console()
+    has_colour = console.is_terminal and "NO_COLOR" not in os.environ
+    console.print(conversation(find_episode(groups, options.episode), has_colour=has_colour), soft_wrap=True)
+    return 0
