@@ -72,7 +72,9 @@ def conversations(spec: TextEnvSpec, rules: Rules, seed: int, count: int) -> lis
         finally:
             with suppress(Exception):
                 env.close()
-        answer = next(text for text in iter(lambda: random_answers(prompt, rng), "") if "<answer>" in text)
+        answer = ""
+        while "<answer>" not in answer:
+            answer = random_answers(prompt, rng)
         texts.append(f"{prompt}{answer}<|im_end|>\n")
     return texts
 

@@ -24,7 +24,7 @@ from headrace.agents.records import FAILED, Group, fingerprint
 from headrace.agents.rollouts import Statistics
 from headrace.clock import now_s
 
-FAULTY_SHARE = 0.25  # of reset seeds: groups that fail, and some that fail once
+FAULTY_SHARE = 0.25  # of reset seeds
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Side:
 class Comparison:
     """Two ways, calm and with injected failures."""
 
+    expected: int  # groups
     sequential: Side
     parallel: Side
     faulty_sequential: Side
     faulty_parallel: Side
-    expected: int  # groups
 
     @property
     def checks(self) -> dict[str, bool]:
@@ -93,9 +93,7 @@ class Comparison:
 
 
 class FaultyEnv:
-    """An environment that raises for some seeds: always for some of these, once per process for the others."""
-
-    _failed: set[int] = set()  # seeds that have had their one failure; per process
+    """An environment that raises in step for some seeds."""
 
     def __init__(self, inner: TextEnv) -> None:
         self._inner = inner
@@ -145,7 +143,7 @@ def compare(
     ):
         on_side(name)
         sides.append(_side(name, which, engine, backend))
-    return Comparison(*sides, expected=config.env_groups)
+    return Comparison(config.env_groups, *sides)
 
 
 def _side(name: str, config: AgentsConfig, engine: Callable[[], Engine], backend: str) -> Side:
@@ -164,7 +162,7 @@ def _side(name: str, config: AgentsConfig, engine: Callable[[], Engine], backend
 def text_table(comparison: Comparison) -> str:
     """For the terminal."""
     one, other = comparison.sequential, comparison.parallel
-    rows: list[tuple[str, str, str]] = [
+    rows: list[tuple[str, ...]] = [
         ("", "sequential", "parallel"),
         ("seconds", f"{one.seconds:.2f}", f"{other.seconds:.2f}"),
         ("episodes/s", *(f"{side.statistics.episodes / side.seconds:.1f}" for side in (one, other))),
@@ -173,9 +171,8 @@ def text_table(comparison: Comparison) -> str:
         ("groups", f"{len(one.groups)}", f"{len(other.groups)}"),
         ("records", one.fingerprint[:12], other.fingerprint[:12]),
     ]
-    for name in sorted({*one.metrics, *other.metrics}):
-        if name.rpartition("/")[2] in ("success", "reward", "groups_failed") or "pass@" in name:
-            rows.append((name, *(f"{side.metrics.get(name, float('nan')):.3f}" for side in (one, other))))
+    told = [name for name in sorted({*one.metrics, *other.metrics}) if _is_shown(name)]
+    rows += [(name, *(f"{side.metrics.get(name, float('nan')):.3f}" for side in (one, other))) for name in told]
     bad = (comparison.faulty_sequential, comparison.faulty_parallel)
     rows.append(("with failures: groups failed", *(f"{len(side.failures)} of {len(side.groups)}" for side in bad)))
     rows.append(("with failures: records", *(side.fingerprint[:12] for side in bad)))
@@ -184,6 +181,10 @@ def text_table(comparison: Comparison) -> str:
     lines += ["", f"parallel is {comparison.speed_up:.2f}x sequential ({other.how})", ""]
     lines += [f"{'ok  ' if holds else 'FAIL'}  {name}" for name, holds in comparison.checks.items()]
     return "\n".join(lines)
+
+
+def _is_shown(name: str) -> bool:
+    return name.rpartition("/")[2] in ("success", "reward", "groups_failed") or "pass@" in name
 
 
 def write_plot(comparison: Comparison, path: Path) -> Path:

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -31,6 +31,7 @@ from headrace.errors import HeadraceError, UsageError
 
 BACKENDS = ("threading", "loky", "multiprocessing")
 _START_S = 60.0  # for the first worker to come up
+_END_S = 10.0  # for workers to end
 _MOST_RESTARTS = 3  # per worker, on average
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class Crew:
         self._hub: Hub | None = None
         self._pickled = b""
         self._runs: list[_JoblibRun] = []
+        self._stops: dict[int, Callable[[], None]] = {}  # of workers in threads
+        self._has_lost = False
         self._started_s = now_s()
         self.restarts = 0
 
@@ -112,13 +115,20 @@ class Crew:
             raise CrewError(f"workers keep dying: {self.restarts} were started again")
         if missing:
             self.restarts += len(missing)
+            self._has_lost = True
             self._dispatcher.forget(missing)
             self._start(sorted(missing))
 
-    def close(self) -> None:
-        """End everybody. Whoever still plays loses it; the dispatcher has given it up already."""
+    def close(self, is_finished: bool) -> None:
+        """End everybody: those who have finished end by themselves, the others lose what they play."""
+        if not is_finished:
+            for stop in list(self._stops.values()):
+                stop()
+            if self._hub is not None:
+                self._hub.close()
         for run in self._runs:
-            run.close(is_clean=not self._dispatcher.num_members)
+            if not run.join(_END_S, has_lost=self._has_lost):
+                logger.warning("workers %s did not end within %g s and are left behind", run.workers, _END_S)
         if self._hub is not None:
             self._hub.close()
         if self._backend == "loky":
@@ -130,16 +140,12 @@ class Crew:
         from joblib import delayed
 
         if self._hub is None:
-            tasks = [delayed(_host_in_thread)(worker, self._plan, self._dispatcher, self._engine) for worker in workers]
+            what = (self._plan, self._dispatcher, self._engine, self._stops)
+            tasks = [delayed(_host_in_thread)(worker, *what) for worker in workers]
         else:
             where = (self._hub.address, self._hub.key)
             tasks = [delayed(host_in_process)(*where, worker, self._pickled, os.getpid()) for worker in workers]
-        try:
-            self._runs.append(_JoblibRun(self._backend, workers, tasks))
-        except Exception as error:
-            raise CrewError(
-                f"joblib's {self._backend} backend did not start: {type(error).__name__}: {error}"
-            ) from error
+        self._runs.append(_JoblibRun(self._backend, workers, tasks))
 
     def _end_silent(self, worker: int) -> None:
         pid = self.pids.get(worker)
@@ -150,55 +156,90 @@ class Crew:
 
 
 class _JoblibRun:
-    """One call of joblib.Parallel: a long task for each of some workers."""
+    """One call of joblib.Parallel, in a thread: a long task for each of some workers."""
 
     def __init__(self, backend: str, workers: list[int], tasks: list[Any]) -> None:
-        from joblib import Parallel
-
         self.workers = workers
         self.error: BaseException | None = None
-        parallel = Parallel(
-            n_jobs=len(workers), backend=backend, batch_size=1, pre_dispatch="all", return_as="generator_unordered"
-        )
-        self._results: Iterator[None] = parallel(tasks)
-        # A process of joblib's multiprocessing pool that is killed never answers, so nobody may wait for its result.
-        self._is_consumed = backend != "multiprocessing" or len(workers) == 1
-        self._thread = threading.Thread(target=self._consume, name="crew-joblib", daemon=True)
-        if self._is_consumed:
-            self._thread.start()
+        self._pool = _patient_pool() if backend == "multiprocessing" and len(workers) > 1 else None
+        self._thread = threading.Thread(target=self._run, args=(backend, tasks), name="crew-joblib", daemon=True)
+        self._thread.start()
 
     @property
     def is_running(self) -> bool:
         """Whether some of its tasks are, as far as joblib knows."""
         return self._thread.is_alive()
 
-    def close(self, is_clean: bool) -> None:
-        """Until all tasks have ended; what can't end any more is ended by joblib."""
-        if self._is_consumed:
-            self._thread.join()
-        elif is_clean:
-            for _ in self._results:
-                pass
-        else:
-            self._results.close()  # type: ignore[attr-defined]
+    def join(self, patience_s: float, has_lost: bool) -> bool:
+        """Wait until all tasks have ended; those of killed processes never will, and are not waited for."""
+        if has_lost and self._pool is not None:
+            self._pool.give_up()
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
 
-    def _consume(self) -> None:
+    def _run(self, backend: str, tasks: list[Any]) -> None:
+        from joblib import Parallel
+
         try:
-            for _ in self._results:
-                pass
+            Parallel(len(self.workers), backend=self._pool or backend, batch_size=1, pre_dispatch="all")(tasks)
         except BaseException as error:
             self.error = error
 
 
-def _host_in_thread(worker: int, plan: WorkerPlan, dispatcher: Dispatcher, engine: Engine) -> None:
+def _patient_pool() -> Any:
+    """joblib's multiprocessing backend, which would wait for ever for the task of a process that was killed."""
+    from joblib.parallel import MultiprocessingBackend
+
+    class PatientPool(MultiprocessingBackend):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self._answers: list[Callable[[Any], None]] = []
+
+        def submit(self, func: Any, callback: Any = None) -> Any:
+            """As joblib's own, with a second way to answer."""
+            is_answered = threading.Event()
+
+            def answer(out: Any) -> None:
+                if not is_answered.is_set():
+                    is_answered.set()
+                    callback(out)
+
+            self._answers.append(answer)
+            return super().submit(func, answer)
+
+        def give_up(self) -> None:
+            """Whatever has not been answered by now is over."""
+            for answer in self._answers:
+                answer([None])
+
+    return PatientPool()
+
+
+def _host_in_thread(
+    worker: int, plan: WorkerPlan, dispatcher: Dispatcher, engine: Engine, stops: dict[int, Callable[[], None]]
+) -> None:
+    async def serve() -> None:
+        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        assert task is not None
+        stops[worker] = lambda: _cancel(loop, task)
+        await Worker(worker, plan, MemoryPort(worker, dispatcher, engine)).run()
+
     dispatcher.join(worker)
     try:
-        asyncio.run(Worker(worker, plan, MemoryPort(worker, dispatcher, engine)).run())
+        asyncio.run(serve())
+    except asyncio.CancelledError:
+        dispatcher.leave(worker)
     except BaseException as error:
         dispatcher.lost(worker, f"{type(error).__name__}: {error}")
         logger.exception("worker %d failed", worker)
     else:
         dispatcher.leave(worker)
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    with contextlib.suppress(RuntimeError):  # it has ended already
+        loop.call_soon_threadsafe(task.cancel)
 
 
 def host_in_process(address: str, key: bytes, worker: int, pickled: bytes, parent: int) -> None:
@@ -213,5 +254,7 @@ def host_in_process(address: str, key: bytes, worker: int, pickled: bytes, paren
         finally:
             port.close()
 
-    with contextlib.suppress(ConnectionError, ExceptionGroup if os.getpid() != parent else ConnectionError):
+    try:
         asyncio.run(serve())
+    except* (ConnectionError, asyncio.CancelledError):
+        pass  # the parent hung up: it needs nothing more of us

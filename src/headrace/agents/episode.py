@@ -17,7 +17,7 @@ from headrace.agents.codec import Codec
 from headrace.agents.conversation import Conversation, Span
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.environments.text_env import Step
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.agents.records import COMPLETED, FAILED, PARSE, TRUNCATED, Episode, Failure, Turn
 from headrace.errors import UsageError, require_types
 
@@ -115,7 +115,7 @@ class Play:
             most = min(rules.max_actions_per_turn, left)
             self._answer = parse(completion.text, rules.enable_think, rules.action_sep, most, self._known)
         except Exception as error:
-            raise EpisodeFailure(PARSE, f"{type(error).__name__}: {error}") from error
+            raise EpisodeError(PARSE, f"{type(error).__name__}: {error}") from error
         self._text, self._engine_s = completion.text, engine_s
         return self._answer.actions
 
@@ -160,7 +160,7 @@ class Play:
         try:
             ids = self._conversation.ask(self._prompt)
         except Exception as error:
-            raise EpisodeFailure(PARSE, f"the chat template failed: {type(error).__name__}: {error}") from error
+            raise EpisodeError(PARSE, f"the chat template failed: {type(error).__name__}: {error}") from error
         if len(ids) + rules.max_tokens > rules.max_context:
             self._status = TRUNCATED
             return None

@@ -6,7 +6,7 @@ from headrace.agents.records import BOUNDARIES, Failure
 from headrace.errors import HeadraceError
 
 
-class EpisodeFailure(HeadraceError):
+class EpisodeError(HeadraceError):
     """Something at a boundary of an episode failed: environment, engine, parser, time limit or worker."""
 
     def __init__(self, boundary: str, message: str) -> None:

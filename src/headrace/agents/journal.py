@@ -83,6 +83,6 @@ def _require_same(path: Path, theirs: object, ours: dict[str, Any]) -> None:
     for name, value in ours.items():
         if theirs.get(name) != value:
             raise UsageError(
-                f"{path}: its {name} is {theirs.get(name)!r}, this run's is {value!r}; resume with the same settings or "
-                f"choose another directory"
+                f"{path}: its {name} is {theirs.get(name)!r}, this run's is {value!r}; resume with the same settings "
+                f"or choose another directory"
             )

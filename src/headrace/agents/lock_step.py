@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 
 from headrace.agents.callers import Callers
 from headrace.agents.engines.protocol import Engine, Request
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import Group
@@ -39,7 +39,7 @@ def play(
         seats.add(seat)
         moving.append((seat, seat.open))
 
-    def leave(seat: Seat, failure: EpisodeFailure | None) -> None:
+    def leave(seat: Seat, failure: EpisodeError | None) -> None:
         """The episode is over, or is tried again with a fresh environment and the same seeds."""
         seats.discard(seat)
         table = tables[seat.ticket.number]
@@ -82,10 +82,10 @@ def play(
             engine_s = now_s() - started
             for (seat, _), answer in zip(asking, answers, strict=True):
                 try:
-                    if isinstance(answer, EpisodeFailure):
+                    if isinstance(answer, EpisodeError):
                         raise answer
                     seat.answered(answer, engine_s)
-                except EpisodeFailure as failure:
+                except EpisodeError as failure:
                     leave(seat, failure)
                 else:
                     moving.append((seat, seat.act))

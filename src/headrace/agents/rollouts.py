@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -57,7 +57,7 @@ class Statistics:
     tokens: int = 0
     restarts: int = 0
     seconds: float = 0.0
-    engine: EngineStatistics = EngineStatistics()
+    engine: EngineStatistics = field(default_factory=EngineStatistics)
 
 
 class AgentRollouts:
@@ -202,10 +202,10 @@ class AgentRollouts:
                 for group in lock_step.play(next_ticket, self.plan, self.engine, self.limits, pool):
                     scheduler.finished(group.number, group.seconds, group.status == COMPLETED)
                     yield group
-                if not scheduler.is_done and self._pace is not None:
+                if scheduler.num_waiting and self._pace is not None:
                     raise UsageError(
                         f"{scheduler.num_waiting} groups can't start before the next publish(): max_lag = "
-                        f"{self._pace.max_lag} with {self._pace.groups_per_update} groups an update; ask for fewer groups"
+                        f"{self._pace.max_lag}, {self._pace.groups_per_update} groups an update; ask for fewer"
                     )
         finally:
             self._accepted = scheduler.accepted
@@ -240,8 +240,9 @@ class AgentRollouts:
         finally:
             self._accepted = scheduler.accepted
             self._dispatcher = None
+            is_finished = scheduler.is_done
             dispatcher.close()
-            crew.close()
+            crew.close(is_finished)
 
     def _choose(self, groups: int) -> auto.Choice:
         if self._backend == "sequential":

@@ -20,12 +20,16 @@ from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.environments.text_env import Step, TextEnv, TextEnvSpec, checked_observation, checked_step
 from headrace.agents.episode import Play
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import ENV, Episode, Failure
 from headrace.clock import now_s
 
 T = TypeVar("T")
+
+
+def _stepped(env: TextEnv, action: str) -> Step:
+    return checked_step(env.step(action))
 
 
 class EnvPool:
@@ -107,7 +111,7 @@ class Seat:
         env, steps, started = self._env, list[Step](), now_s()
         assert env is not None, "open first"
         for action in self._actions:
-            steps.append(self._guard("raised in step", lambda action=action: checked_step(env.step(action))))
+            steps.append(self._guard("raised in step", partial(_stepped, env, action)))
             if steps[-1].is_done:
                 break
         return self._play.stepped(steps, now_s() - started)
@@ -137,12 +141,12 @@ class Seat:
     def _guard(self, what: str, call: Callable[[], T]) -> T:
         try:
             return call()
-        except EpisodeFailure:
+        except EpisodeError:
             self._is_sound = False
             raise
         except Exception as error:
             self._is_sound = False
-            raise EpisodeFailure(ENV, f"{self.ticket.tag} {what}: {type(error).__name__}: {error}") from error
+            raise EpisodeError(ENV, f"{self.ticket.tag} {what}: {type(error).__name__}: {error}") from error
 
     def _new_play(self, instructions: str, known: Sequence[str] | None) -> Play:
         plan, ticket = self._plan, self.ticket

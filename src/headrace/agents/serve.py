@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace.agents.engines.protocol import Completion, Engine, Request
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.errors import HeadraceError, UsageError
 
 MODEL = "headrace"
@@ -94,7 +94,7 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
             return problem(400, f"{type(error).__name__}: {error}")
         try:
             completion = await asyncio.wrap_future(engine.submit(request))
-        except EpisodeFailure as failure:
+        except EpisodeError as failure:
             return problem(500, str(failure))
         if fault == "garbage":
             return JSONResponse({"choices": [{"tokens": "nonsense"}]})

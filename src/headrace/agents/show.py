@@ -40,9 +40,8 @@ def listing(groups: Sequence[Group]) -> str:
             sampled = sum(int(row.loss_mask.sum()) for row in one.rows)
             note = f"{one.failure.boundary}: {one.failure.message}" if one.failure else ""
             note = note or ("" if one.is_trainable else "text only")
-            lines.append(
-                f"{one.episode_id:<10}{one.tag:<14}{one.status:<11}{len(one.turns):>6}{sampled:>8}{one.reward:>9.2f}  {note}"
-            )
+            who = f"{one.episode_id:<10}{one.tag:<14}{one.status:<11}"
+            lines.append(f"{who}{len(one.turns):>6}{sampled:>8}{one.reward:>9.2f}  {note}")
     return "\n".join(lines)
 
 

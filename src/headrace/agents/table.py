@@ -1,11 +1,11 @@
-"""A table: the episodes of one group as they come in, and how a failure there is told. Knows no threads and no loops."""
+"""A table: the episodes of one group as they come in, and how a failure there is told. Knows no threads, no loops."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
 
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.agents.limits import Limits
 from headrace.agents.plan import Ticket
 from headrace.agents.records import ENV, FAILED, TIMEOUT, Episode, Failure, Group
@@ -44,15 +44,15 @@ def failed_group(ticket: Ticket, failure: Failure, worker: int = 0) -> Group:
     return Group(ticket.number, ticket.tag, ticket.seed, episodes, worker)
 
 
-def as_failure(error: Exception) -> EpisodeFailure:
+def as_failure(error: Exception) -> EpisodeError:
     """What a call raised, by its boundary; what nobody foresaw is the environment's, whose thread it was."""
-    return error if isinstance(error, EpisodeFailure) else EpisodeFailure(ENV, f"{type(error).__name__}: {error}")
+    return error if isinstance(error, EpisodeError) else EpisodeError(ENV, f"{type(error).__name__}: {error}")
 
 
-def too_slow(seat: Seat, limits: Limits) -> EpisodeFailure:
+def too_slow(seat: Seat, limits: Limits) -> EpisodeError:
     """An environment's call did not come back."""
     ticket = seat.ticket
-    return EpisodeFailure(
+    return EpisodeError(
         TIMEOUT, f"{ticket.tag}, seed {ticket.seed}: the environment did not come back within {limits.env_s:g} s"
     )
 

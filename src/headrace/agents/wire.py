@@ -16,17 +16,21 @@ import os
 import secrets
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
 from headrace.agents.dispatcher import Dispatcher
 from headrace.agents.engines.protocol import Completion, Engine, Request
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.agents.plan import Ticket
 from headrace.agents.records import ENGINE, Group, decode, encode
+
+Reply = Callable[[int, Any], None]
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +57,7 @@ class SocketPort:
         """Through the hub."""
         told = await self._ask({"generate": vars(request) | {"ids": list(request.ids)}})
         if "failure" in told:
-            raise EpisodeFailure(told["failure"], told["message"])
+            raise EpisodeError(told["failure"], told["message"])
         return Completion(**told)
 
     def done(self, group: Group) -> None:
@@ -75,13 +79,14 @@ class SocketPort:
         if self._is_gone:
             raise ConnectionResetError("the parent is gone")
         self._count += 1
+        number = self._count
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._pending[self._count] = future
+        self._pending[number] = future
         try:
-            self._send(message | {"id": self._count})
+            self._send(message | {"id": number})
             return await future
         finally:
-            self._pending.pop(self._count, None)
+            self._pending.pop(number, None)
 
     def _send(self, message: dict[str, Any]) -> None:
         self._connection.send_bytes(json.dumps(message).encode())
@@ -138,6 +143,9 @@ class Hub:
             thread.join(5.0)
         self._folder.cleanup()
 
+    def _has_ended(self) -> bool:
+        return self._is_closed
+
     def _accept(self) -> None:
         while not self._is_closed:
             try:
@@ -146,7 +154,7 @@ class Hub:
                 if not self._is_closed:
                     logger.warning("a connection was refused: %s: %s", type(error).__name__, error)
                 continue
-            if self._is_closed:
+            if self._has_ended():
                 connection.close()
                 return
             thread = threading.Thread(target=self._serve, args=(connection,), name="hub-worker", daemon=True)
@@ -167,9 +175,7 @@ class Hub:
                 if "generate" in told:
                     self._generate(Request(**told["generate"]), told["id"], reply)
                 elif "pull" in told:
-                    self._dispatcher.pull(worker).add_done_callback(
-                        lambda future, number=told["id"]: reply(number, _as_dict(future))
-                    )
+                    self._dispatcher.pull(worker).add_done_callback(partial(_granted, reply, told["id"]))
                 elif "beat" in told:
                     self._dispatcher.beat(worker, [(what, age) for what, age in told["beat"]])
                 elif "done" in told:
@@ -192,7 +198,7 @@ class Hub:
             with contextlib.suppress(OSError):
                 connection.close()
 
-    def _generate(self, request: Request, number: int, reply: Any) -> None:
+    def _generate(self, request: Request, number: int, reply: Reply) -> None:
         def answered(future: Future[Completion]) -> None:
             if future.cancelled():
                 reply(number, {"failure": ENGINE, "message": "cancelled"})
@@ -202,7 +208,7 @@ class Hub:
                 one = future.result()
                 plain = {"ids": list(one.ids), "log_probs": list(one.log_probs), "versions": list(one.versions)}
                 reply(number, asdict(one) | plain)
-            elif isinstance(error, EpisodeFailure):
+            elif isinstance(error, EpisodeError):
                 reply(number, {"failure": error.boundary, "message": error.told})
             else:
                 reply(number, {"failure": ENGINE, "message": f"{type(error).__name__}: {error}"})
@@ -210,6 +216,6 @@ class Hub:
         self._engine.submit(request).add_done_callback(answered)
 
 
-def _as_dict(future: Future[Ticket | None]) -> dict[str, Any] | None:
+def _granted(reply: Reply, number: int, future: Future[Ticket | None]) -> None:
     ticket = None if future.cancelled() else future.result()
-    return None if ticket is None else dict(vars(ticket))
+    reply(number, None if ticket is None else dict(vars(ticket)))

@@ -17,7 +17,7 @@ from typing import Protocol
 from headrace.agents.callers import Callers
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, Request
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import ENGINE, TIMEOUT, Episode, Group
@@ -100,7 +100,7 @@ class Worker:
             except _Hung as hung:
                 seat = seat.abandoned()
                 seat.failed(hung.why.failure)
-            except EpisodeFailure as failure:
+            except EpisodeError as failure:
                 seat.failed(failure.failure)
             else:
                 close_quietly(seat)
@@ -123,7 +123,7 @@ class Worker:
             self._callers.give_up(future, seat.close)
             self._waits.pop(seat, None)
             raise _Hung(too_slow(seat, limits)) from None
-        except EpisodeFailure:
+        except EpisodeError:
             raise
         except Exception as error:
             raise as_failure(error) from error
@@ -135,11 +135,11 @@ class Worker:
             async with asyncio.timeout(limits.engine_s):
                 return await self._port.generate(request)
         except TimeoutError:
-            raise EpisodeFailure(TIMEOUT, f"the engine did not answer within {limits.engine_s:g} s") from None
-        except (EpisodeFailure, ConnectionError):
+            raise EpisodeError(TIMEOUT, f"the engine did not answer within {limits.engine_s:g} s") from None
+        except (EpisodeError, ConnectionError):
             raise
         except Exception as error:
-            raise EpisodeFailure(ENGINE, f"{type(error).__name__}: {error}") from error
+            raise EpisodeError(ENGINE, f"{type(error).__name__}: {error}") from error
 
     async def _beat(self) -> None:
         while True:
@@ -153,6 +153,6 @@ class Worker:
 
 
 class _Hung(Exception):  # noqa: N818 - a way out of nested calls, never seen outside
-    def __init__(self, why: EpisodeFailure) -> None:
+    def __init__(self, why: EpisodeError) -> None:
         super().__init__(str(why))
         self.why = why

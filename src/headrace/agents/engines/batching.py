@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, checked
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE
 from headrace.clock import now_s
 from headrace.errors import UsageError
@@ -26,10 +26,15 @@ from headrace.errors import UsageError
 class BatchModel(Protocol):
     """Something that answers a batch in one call."""
 
-    codec: Codec
-    version: int
+    @property
+    def codec(self) -> Codec:
+        """How text becomes tokens."""
 
-    def run(self, requests: Sequence[Request]) -> list[Completion | EpisodeFailure]:
+    @property
+    def version(self) -> int:
+        """Of its weights."""
+
+    def run(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """One answer per request, in order."""
 
     def publish(self, weights: Any) -> int:
@@ -93,7 +98,7 @@ class Batched:
         future: Future[Completion] = Future()
         with self._changed:
             if self._is_closed:
-                future.set_exception(EpisodeFailure(ENGINE, "the engine was closed"))
+                future.set_exception(EpisodeError(ENGINE, "the engine was closed"))
                 return future
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="engine-batcher", daemon=True)
@@ -105,9 +110,9 @@ class Batched:
             self._changed.notify()
         return future
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeFailure]:
+    def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """One batch, now; split only where it is larger than max_batch."""
-        answers: list[Completion | EpisodeFailure] = []
+        answers: list[Completion | EpisodeError] = []
         for start in range(0, len(requests), self._bounds.max_batch):
             answers += self._run(requests[start : start + self._bounds.max_batch])
         return answers
@@ -136,7 +141,7 @@ class Batched:
             left, self._waiting = self._waiting, []
             self._changed.notify()
         for _, future in left:
-            future.set_exception(EpisodeFailure(ENGINE, "the engine was closed"))
+            future.set_exception(EpisodeError(ENGINE, "the engine was closed"))
         if self._thread is not None:
             self._thread.join()
         self._model.close()
@@ -149,7 +154,7 @@ class Batched:
             batch = [(request, future) for request, future in batch if future.set_running_or_notify_cancel()]
             answers = self._run([request for request, _ in batch]) if batch else []
             for (_, future), answer in zip(batch, answers, strict=True):
-                if isinstance(answer, EpisodeFailure):
+                if isinstance(answer, EpisodeError):
                     future.set_exception(answer)
                 else:
                     future.set_result(answer)
@@ -174,26 +179,26 @@ class Batched:
             self._first_s = now_s()
             return batch
 
-    def _run(self, requests: Sequence[Request]) -> list[Completion | EpisodeFailure]:
+    def _run(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """Every answer checked; a model that fails fails all of the batch."""
         with self._turn:
             started = now_s()
             try:
                 answers = self._model.run(requests)
                 if len(answers) != len(requests):
-                    raise EpisodeFailure(ENGINE, f"{len(answers)} answers to {len(requests)} requests")
-            except EpisodeFailure as failure:
+                    raise EpisodeError(ENGINE, f"{len(answers)} answers to {len(requests)} requests")
+            except EpisodeError as failure:
                 answers = [failure] * len(requests)
             except Exception as error:
-                answers = [EpisodeFailure(ENGINE, f"{type(error).__name__}: {error}")] * len(requests)
+                answers = [EpisodeError(ENGINE, f"{type(error).__name__}: {error}")] * len(requests)
             self._batch_s = now_s() - started
-            done: list[Completion | EpisodeFailure] = []
+            done: list[Completion | EpisodeError] = []
             for request, answer in zip(requests, answers, strict=True):
                 try:
                     done.append(
-                        answer if isinstance(answer, EpisodeFailure) else checked(request, answer, self.codec, False)
+                        answer if isinstance(answer, EpisodeError) else checked(request, answer, self.codec, False)
                     )
-                except EpisodeFailure as failure:
+                except EpisodeError as failure:
                     done.append(failure)
             was = self._statistics
             tokens = sum(len(one.ids) for one in done if isinstance(one, Completion))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, checked
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError
@@ -103,12 +103,12 @@ class InProcessEngine:
         (future,) = self._submit([request])
         return future
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeFailure]:
+    def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """All of them, together."""
-        answers: list[Completion | EpisodeFailure] = []
+        answers: list[Completion | EpisodeError] = []
         for future in self._submit(requests):
             error = future.exception()
-            if error is not None and not isinstance(error, EpisodeFailure):
+            if error is not None and not isinstance(error, EpisodeError):
                 raise error
             answers.append(error if error is not None else future.result())
         return answers
@@ -162,16 +162,12 @@ class InProcessEngine:
         jobs = [_Job(one, Future(), np.random.Generator(np.random.PCG64(one.seed))) for one in requests]
         with self._changed:
             for job in jobs:
-                too_long = len(job.request.ids) + job.request.max_tokens - self._length
+                most = self._length - job.request.max_tokens
                 if self._is_closed:
-                    job.future.set_exception(EpisodeFailure(ENGINE, "the engine was closed"))
-                elif too_long > 0 or not job.request.ids:
-                    job.future.set_exception(
-                        EpisodeFailure(
-                            ENGINE,
-                            f"prompt of {len(job.request.ids)} tokens: expected 1 to {self._length - job.request.max_tokens}",
-                        )
-                    )
+                    job.future.set_exception(EpisodeError(ENGINE, "the engine was closed"))
+                elif not 0 < len(job.request.ids) <= most:
+                    told = f"a prompt of {len(job.request.ids)} tokens, expected 1 to {most}"
+                    job.future.set_exception(EpisodeError(ENGINE, told))
                 else:
                     self._waiting.append(job)
             if self._thread is None and not self._is_closed:
@@ -187,7 +183,7 @@ class InProcessEngine:
                     while not (self._is_closed or self._waiting or self._weights or any(self._jobs)):
                         self._changed.wait()
                     if self._is_closed:
-                        self._fail_all(EpisodeFailure(ENGINE, "the engine was closed"))
+                        self._fail_all(EpisodeError(ENGINE, "the engine was closed"))
                         return
                     joining = self._seat()
                 try:
@@ -197,7 +193,7 @@ class InProcessEngine:
                     self._pass(joining)
                 except Exception as error:
                     with self._changed:
-                        self._fail_all(EpisodeFailure(ENGINE, f"{type(error).__name__}: {error}"))
+                        self._fail_all(EpisodeError(ENGINE, f"{type(error).__name__}: {error}"))
 
     def _seat(self) -> list[int]:
         """Give free slots to those who wait, in the order they came."""
@@ -288,7 +284,7 @@ class InProcessEngine:
             self._statistics = replace(self._statistics, requests=self._statistics.requests + 1)
             try:
                 job.future.set_result(checked(request, answer, self.codec, False))
-            except EpisodeFailure as failure:
+            except EpisodeError as failure:
                 job.future.set_exception(failure)
 
     def _take_over(self) -> None:
@@ -305,7 +301,7 @@ class InProcessEngine:
             odd = sorted(set(ours.items()) ^ set(theirs.items()))[0][0]
             raise UsageError(f"publish: {odd}: expected shape {ours.get(odd)}, got {theirs.get(odd)}")
 
-    def _fail_all(self, failure: EpisodeFailure) -> None:
+    def _fail_all(self, failure: EpisodeError) -> None:
         jobs = [job for job in self._jobs if job is not None]
         waiting = [job for job in self._waiting if job.future.set_running_or_notify_cancel()]
         self._jobs = [None] * self._slots

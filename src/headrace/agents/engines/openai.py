@@ -21,7 +21,7 @@ from typing import Any
 
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, checked
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE, TIMEOUT
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError
@@ -119,16 +119,16 @@ class OpenAIEngine:
         """On its way at once: the server batches."""
         if self._is_closed:
             future: Future[Completion] = Future()
-            future.set_exception(EpisodeFailure(ENGINE, "the engine was closed"))
+            future.set_exception(EpisodeError(ENGINE, "the engine was closed"))
             return future
         return asyncio.run_coroutine_threadsafe(self._answer(request), self._loop)
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeFailure]:
+    def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """All at the same time."""
-        answers: list[Completion | EpisodeFailure] = []
+        answers: list[Completion | EpisodeError] = []
         for future in [self.submit(request) for request in requests]:
             error = future.exception()
-            if error is not None and not isinstance(error, EpisodeFailure):
+            if error is not None and not isinstance(error, EpisodeError):
                 raise error
             answers.append(error if error is not None else future.result())
         return answers
@@ -189,7 +189,7 @@ class OpenAIEngine:
         probe = Request(0, 0, 0, self.codec.encode("a") or [0], 1, 0)
         try:
             return bool(_completion(await self._post(client, probe), self.codec).ids)
-        except (self._openai.BadRequestError, self._openai.UnprocessableEntityError, EpisodeFailure):
+        except (self._openai.BadRequestError, self._openai.UnprocessableEntityError, EpisodeError):
             return False
 
     async def _answer(self, request: Request) -> Completion:
@@ -209,15 +209,15 @@ class OpenAIEngine:
                 return answer
             except TimeoutError:
                 problem, boundary = f"no answer within {server.request_s:g} s", TIMEOUT
-            except (self._openai.APITimeoutError,) as error:
+            except self._openai.APITimeoutError as error:
                 problem, boundary = _short(error), TIMEOUT
             except (self._openai.APIConnectionError, self._openai.RateLimitError) as error:
                 problem, boundary = _short(error), ENGINE
             except self._openai.InternalServerError as error:
                 problem, boundary = _short(error), ENGINE
             except self._openai.APIStatusError as error:
-                raise EpisodeFailure(ENGINE, f"{url} refused the request: {_short(error)}") from error
-            except EpisodeFailure as failure:  # garbage: another try may bring sense
+                raise EpisodeError(ENGINE, f"{url} refused the request: {_short(error)}") from error
+            except EpisodeError as failure:  # garbage: another try may bring sense
                 problem, boundary = failure.told, failure.boundary
             except (ValueError, self._openai.APIError) as error:
                 problem, boundary = f"an answer that can't be read: {_short(error)}", ENGINE
@@ -227,7 +227,7 @@ class OpenAIEngine:
             logger.info(
                 "%s, episode %s, attempt %d of %d: %s", url, request.session, attempt + 1, server.attempts, problem
             )
-        raise EpisodeFailure(boundary, f"{url}, {server.attempts} attempts: {problem}")
+        raise EpisodeError(boundary, f"{url}, {server.attempts} attempts: {problem}")
 
     async def _ask(self, client: Any, request: Request) -> Completion:
         if not self.is_text_only:
@@ -245,9 +245,9 @@ class OpenAIEngine:
             choice = told.choices[0]
             text = choice.message.content
         except (AttributeError, IndexError, TypeError) as error:
-            raise EpisodeFailure(ENGINE, f"an answer without a message: {_short(told)}") from error
+            raise EpisodeError(ENGINE, f"an answer without a message: {_short(told)}") from error
         if not isinstance(text, str):
-            raise EpisodeFailure(ENGINE, f"an answer without text: {_short(told)}")
+            raise EpisodeError(ENGINE, f"an answer without text: {_short(told)}")
         return Completion((), (), (), text, choice.finish_reason or "stop")
 
     async def _post(self, client: Any, request: Request) -> Any:
@@ -280,11 +280,11 @@ def _completion(told: Any, codec: Codec) -> Completion:
         choice = told.choices[0]
         ids = getattr(choice, "token_ids", None)
         if ids is None:
-            raise EpisodeFailure(ENGINE, "an answer without token ids")
+            raise EpisodeError(ENGINE, "an answer without token ids")
         log_probs = [0.0 if one is None else float(one) for one in choice.logprobs.token_logprobs]
         version = int(getattr(told, "weights_version", 0) or 0)
     except (AttributeError, IndexError, TypeError, ValueError) as error:
-        raise EpisodeFailure(ENGINE, f"an answer that can't be read: {_short(error)}") from error
+        raise EpisodeError(ENGINE, f"an answer that can't be read: {_short(error)}") from error
     ids = [int(one) for one in ids]
     has_ended = bool(ids) and ids[-1] == codec.eos_id
     text = codec.decode(ids[:-1] if has_ended else ids)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.agents.codec import Codec, Message
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE
 
 
@@ -73,14 +73,22 @@ class EngineStatistics:
 class Engine(Protocol):
     """A maker of tokens."""
 
-    codec: Codec
-    is_text_only: bool
-    version: int
+    @property
+    def codec(self) -> Codec:
+        """How text becomes tokens."""
+
+    @property
+    def is_text_only(self) -> bool:
+        """Whether it gives no token ids: what it says can't be trained on."""
+
+    @property
+    def version(self) -> int:
+        """Of its weights."""
 
     def submit(self, request: Request) -> Future[Completion]:
-        """Answer one request; the future fails with EpisodeFailure."""
+        """Answer one request; the future fails with EpisodeError."""
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeFailure]:
+    def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """Answer a batch in one call."""
 
     def expect(self, live: int) -> None:
@@ -97,22 +105,22 @@ class Engine(Protocol):
 
 
 def checked(request: Request, completion: Completion, codec: Codec, is_text_only: bool) -> Completion:
-    """The completion, or EpisodeFailure that says what is wrong with it."""
+    """The completion, or EpisodeError that says what is wrong with it."""
     if is_text_only:
         return completion
     count = len(completion.ids)
     if not len(completion.log_probs) == len(completion.versions) == count:
-        raise EpisodeFailure(
+        raise EpisodeError(
             ENGINE,
             f"{count} token ids with {len(completion.log_probs)} log-probabilities and {len(completion.versions)} "
             f"versions; expected one of each per token",
         )
     if not 0 < count <= request.max_tokens:
-        raise EpisodeFailure(ENGINE, f"{count} token ids; expected 1 to max_tokens = {request.max_tokens}")
+        raise EpisodeError(ENGINE, f"{count} token ids; expected 1 to max_tokens = {request.max_tokens}")
     if min(completion.ids) < 0 or max(completion.ids) >= codec.vocabulary:
         bad = next(one for one in completion.ids if not 0 <= one < codec.vocabulary)
-        raise EpisodeFailure(ENGINE, f"token id {bad}; expected 0 to {codec.vocabulary - 1}")
+        raise EpisodeError(ENGINE, f"token id {bad}; expected 0 to {codec.vocabulary - 1}")
     if not all(math.isfinite(one) and one <= 1e-6 for one in completion.log_probs):
         bad_log = next(one for one in completion.log_probs if not (math.isfinite(one) and one <= 1e-6))
-        raise EpisodeFailure(ENGINE, f"log-probability {bad_log}; expected a finite number of at most 0")
+        raise EpisodeError(ENGINE, f"log-probability {bad_log}; expected a finite number of at most 0")
     return completion

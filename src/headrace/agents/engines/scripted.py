@@ -19,7 +19,7 @@ import numpy as np
 from headrace.agents.codec import ByteCodec, Codec
 from headrace.agents.engines.batching import Batched, Batching
 from headrace.agents.engines.protocol import Completion, Request
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.errors import UsageError
 
 Script = Callable[[str, np.random.Generator], str]  # the prompt's text and the request's randomness -> an answer
@@ -68,11 +68,11 @@ class ScriptedModel:
         self._latency = latency or Latency()
         self._clock_noise = random.Random()
 
-    def run(self, requests: Sequence[Request]) -> list[Completion | EpisodeFailure]:
+    def run(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """One answer per request, from its own seed."""
         wait_s = self._latency.of(len(requests)) + self._latency.jitter_s * self._clock_noise.random()
         started = time.monotonic()
-        answers: list[Completion | EpisodeFailure] = [self._answer(request) for request in requests]
+        answers: list[Completion | EpisodeError] = [self._answer(request) for request in requests]
         left_s = wait_s - (time.monotonic() - started)
         if left_s > 0:
             time.sleep(left_s)

@@ -1,8 +1,8 @@
 """Environments that users have, as text environments.
 
     RagenStyle     reset(seed) -> text, step(action) -> text, reward, done, info
-    GymnasiumText  any Gymnasium environment with discrete actions: drawn by its ansi renderer or a function of one's own
-    TrlStyle       TRL's environment_factory: every public method is a tool; an action is a call, as in guess(word="apple")
+    GymnasiumText  any Gymnasium environment with discrete actions: drawn by its ansi renderer or a function
+    TrlStyle       TRL's environment_factory: public methods are tools; an action is a call: guess(word="apple")
 
 `adapted` finds out which it is.
 """
@@ -35,8 +35,8 @@ def adapted(factory: Callable[..., Any], **options: Any) -> TextEnv:
     if hasattr(env, "reset") and _tools(env):
         return TrlStyle(env, **extras)
     raise UsageError(
-        f"{getattr(factory, '__name__', factory)}: expected a text environment (reset and step), a Gymnasium environment, "
-        f"or one of TRL's (reset and public methods), got {type(env).__name__}"
+        f"{getattr(factory, '__name__', factory)}: expected a text environment (reset and step), a Gymnasium "
+        f"environment or one of TRL's (reset and public methods), got {type(env).__name__}"
     )
 
 
@@ -109,7 +109,7 @@ class GymnasiumText:
 
 
 class TrlStyle:
-    """TRL's environments: public methods are tools. Its reward is what get_reward() gained, or its `reward` attribute."""
+    """TRL's environments: public methods are tools. Its reward is what get_reward(), or `reward`, gained."""
 
     actions = None
 

@@ -40,7 +40,7 @@ class FrozenLake:
         assert self._env is not None, "reset first"
         before = int(self._env.unwrapped.s)  # type: ignore[attr-defined]
         place, reward, terminated, _, _ = self._env.step(self.actions.index(action))
-        facts = {"success": float(reward > 0), "action_is_effective": float(int(place) != before)}
+        facts = {"success": float(float(reward) > 0), "action_is_effective": float(int(place) != before)}
         return Step(self._drawn(int(place)), float(reward), bool(terminated), facts)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Environments by name: the shipped ones, module:attribute of the user's own, and what a configuration says of a tag."""
+"""Environments by name: the shipped ones, module:attribute of a user's own, and what a configuration says of a tag."""
 
 from __future__ import annotations
 

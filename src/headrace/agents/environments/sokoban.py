@@ -112,8 +112,8 @@ def generate(seed: int, size: int, boxes: int, least_moves: int) -> Level:
         if solution is not None and len(solution) >= least_moves:
             return level
     raise HeadraceError(
-        f"seed {seed}: no Sokoban level of size {size} with {boxes} boxes takes {least_moves} moves; use larger rooms or "
-        f"fewer moves"
+        f"seed {seed}: no Sokoban level of size {size} with {boxes} boxes takes {least_moves} moves; use larger rooms "
+        f"or fewer moves"
     )
 
 

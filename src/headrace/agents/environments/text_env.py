@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from headrace.agents.failures import EpisodeFailure
+from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENV
 
 
@@ -30,11 +30,13 @@ class Step:
 class TextEnv(Protocol):
     """An environment in words."""
 
-    instructions: str
-    """What the task is; told once, with the first observation."""
+    @property
+    def instructions(self) -> str:
+        """What the task is; told once, with the first observation."""
 
-    actions: Sequence[str] | None
-    """Every legal action, or None if anything may be said."""
+    @property
+    def actions(self) -> Sequence[str] | None:
+        """Every legal action, or None if anything may be said."""
 
     def reset(self, seed: int) -> str:
         """Begin an episode; seeds are below 2**31."""
@@ -60,23 +62,24 @@ class TextEnvSpec:
         return self.factory(**self.options)
 
 
-def checked_step(step: object) -> Step:
-    """The step, or EpisodeFailure that says what was wrong with what the environment returned."""
+def checked_step(step: Any) -> Step:
+    """The step, or EpisodeError that says what was wrong with what the environment returned."""
     if not isinstance(step, Step):
-        raise EpisodeFailure(ENV, f"step returned {_short(step)}, expected a Step")
-    if not isinstance(step.observation, str):
-        raise EpisodeFailure(ENV, f"the observation is {_short(step.observation)}, expected text")
-    if isinstance(step.reward, bool) or not isinstance(step.reward, (int, float)) or not math.isfinite(step.reward):
-        raise EpisodeFailure(ENV, f"the reward is {_short(step.reward)}, expected a finite number")
-    if not isinstance(step.is_done, bool):
-        raise EpisodeFailure(ENV, f"is_done is {_short(step.is_done)}, expected True or False")
+        raise EpisodeError(ENV, f"step returned {_short(step)}, expected a Step")
+    observation, reward, is_done = cast(tuple[Any, Any, Any], (step.observation, step.reward, step.is_done))
+    if not isinstance(observation, str):
+        raise EpisodeError(ENV, f"the observation is {_short(observation)}, expected text")
+    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+        raise EpisodeError(ENV, f"the reward is {_short(reward)}, expected a finite number")
+    if not isinstance(is_done, bool):
+        raise EpisodeError(ENV, f"is_done is {_short(is_done)}, expected True or False")
     return step
 
 
 def checked_observation(observation: object) -> str:
-    """What reset returned, or EpisodeFailure."""
+    """What reset returned, or EpisodeError."""
     if not isinstance(observation, str):
-        raise EpisodeFailure(ENV, f"reset returned {_short(observation)}, expected text")
+        raise EpisodeError(ENV, f"reset returned {_short(observation)}, expected text")
     return observation
 
 
