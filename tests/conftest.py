@@ -14,6 +14,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -85,13 +86,21 @@ def descendants(pid: int) -> Iterator[int]:
 
 def helper_processes() -> set[int]:
     """multiprocessing's own helpers: started on first use, they live as long as we do."""
-    pids = (resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid)
+    pids = (resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid, lokys_tracker()._pid)
     return {pid for pid in pids if pid is not None}
+
+
+def lokys_tracker() -> resource_tracker.ResourceTracker:
+    """joblib's loky has a tracker of its own, once it was used."""
+    module = sys.modules.get("joblib.externals.loky.backend.resource_tracker")
+    tracker: resource_tracker.ResourceTracker = (module or resource_tracker)._resource_tracker
+    return tracker
 
 
 def open_descriptors() -> frozenset[tuple[int, str]]:
     # 0, 1 and 2 belong to pytest's capture.
     ignored = {0, 1, 2, resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}
+    ignored.add(lokys_tracker()._fd)
     found = set()
     for name in os.listdir("/proc/self/fd"):
         if int(name) in ignored:

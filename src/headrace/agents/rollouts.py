@@ -108,6 +108,7 @@ class AgentRollouts:
         self.statistics = Statistics()
         self.on_group: Callable[[Group], None] = lambda group: None
         self._dispatcher: Dispatcher | None = None
+        self._crew: Crew | None = None
 
     def run(self, groups: int) -> list[Group]:
         """That many groups, in the order of their numbers; those that a journal holds are not played again."""
@@ -139,6 +140,11 @@ class AgentRollouts:
         if self._dispatcher is not None:
             self._dispatcher.look_again()
         return version
+
+    @property
+    def worker_pids(self) -> dict[int, int]:
+        """Process ids of the workers that play now, by worker; none if they are threads."""
+        return self._crew.pids if self._crew is not None else {}
 
     def close(self) -> None:
         """Close the journal, and the engine if it was made here."""
@@ -219,7 +225,7 @@ class AgentRollouts:
             self.plan, self.engine.codec, self.engine.is_text_only, self.limits, self._reusable,
             max(1, -(-min(live_groups, len(tickets)) // choice.n_jobs)),
         )  # fmt: skip
-        crew = Crew(choice.backend, choice.n_jobs, plan, dispatcher, self.engine)
+        crew = self._crew = Crew(choice.backend, choice.n_jobs, plan, dispatcher, self.engine)
         adapt = _Adapting(dispatcher, self.engine, choice.n_jobs) if self._n_jobs == -1 else None
         told_s = now_s()
         try:
@@ -239,7 +245,7 @@ class AgentRollouts:
                     logger.warning("no progress for %.0f s: %s", quiet_s, dispatcher.explain())
         finally:
             self._accepted = scheduler.accepted
-            self._dispatcher = None
+            self._dispatcher = self._crew = None
             is_finished = scheduler.is_done
             dispatcher.close()
             crew.close(is_finished)

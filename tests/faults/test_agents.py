@@ -1,0 +1,490 @@
+"""What goes wrong in LLM rollouts: every group that was handed out comes back exactly once, returned or failed.
+
+The first part is the list of the known attempt's faults, one test each; then environments that hang, raise or return
+garbage, workers that die, engines that fail, and interruption.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.agents import crew, rollouts
+from headrace.agents.engines.batching import Batched, Batching
+from headrace.agents.engines.protocol import Completion, Request
+from headrace.agents.engines.scripted import Latency, ScriptedModel, random_answers, scripted
+from headrace.agents.failures import EpisodeError
+from headrace.agents.limits import Limits
+from headrace.agents.metrics import summary
+from headrace.agents.records import FAILED, Group, fingerprint
+from headrace.errors import UsageError
+from support.agent_envs import (
+    RELEASE,
+    Counting,
+    Dying,
+    Flaky,
+    Garbage,
+    Hanging,
+    Heavy,
+    Leaving,
+    Raising,
+    spec,
+)
+
+WAYS = [("sequential", 1), ("threading", 2), ("loky", 2), ("multiprocessing", 2)]
+QUICK = Limits(env_s=0.4, engine_s=5.0)
+
+
+@pytest.fixture(autouse=True)
+def let_go() -> Iterator[None]:
+    """Hung environments of this process return when the test is over."""
+    RELEASE.clear()
+    yield
+    RELEASE.set()
+
+
+def rolled(
+    env: Any, backend: str = "threading", n_jobs: int = 2, groups: int = 6, model: Any = None, **options: Any
+) -> list[Group]:
+    engine = Batched(model) if model is not None else scripted(latency=Latency(jitter_s=0.002))
+    options = {"group_size": 2, **options}
+    try:
+        with hr.AgentRollouts([env], engine, n_jobs, backend, **options) as one:
+            return one.run(groups)
+    finally:
+        engine.close()
+
+
+# ------------------------------------------------------------------------- the known attempt's faults, one by one
+
+
+@pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
+def test_1_processes_work_and_no_engine_travels(backend: str) -> None:
+    """The engine holds a lock and a thread, which can't be pickled: a worker gets a client of it."""
+    engine = scripted(latency=Latency(jitter_s=0.002))
+    engine.generate([Request(0, 0, 0, [1], 4, 0)])
+    try:
+        with hr.AgentRollouts([spec(Counting)], engine, 2, backend, group_size=2) as one:
+            groups = one.run(5)
+            assert one.statistics.engine.requests > 0, "asked here, for workers elsewhere"
+    finally:
+        engine.close()
+    assert {group.worker for group in groups} == {0, 1}
+
+
+def test_2_requests_of_all_workers_meet_in_one_batch() -> None:
+    """No lock round generate: while one batch is under way, the next one gathers."""
+    sizes: list[int] = []
+
+    class Watched(ScriptedModel):
+        def run(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
+            sizes.append(len(requests))
+            return super().run(requests)
+
+    rolled(spec(Counting), "threading", 4, groups=8, model=Watched(latency=Latency(0.02)), group_size=4)
+    assert max(sizes) > 16, "several workers' groups"
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), [*WAYS, ("threading", 4), ("loky", 3)])
+def test_3_no_remainder_is_lost(backend: str, n_jobs: int) -> None:
+    groups = rolled(spec(Counting), backend, n_jobs, groups=10)
+    assert [group.number for group in groups] == list(range(10))
+    assert [one.member for group in groups for one in group.episodes] == [0, 1] * 10
+
+
+def test_4_groups_are_whole_and_seeds_are_theirs() -> None:
+    groups = rolled(spec(Counting), "threading", 3, groups=7, group_size=3)
+    assert all(len(group.episodes) == 3 for group in groups)
+    assert len({group.seed for group in groups}) == 7
+    assert [group.seed for group in rolled(spec(Counting), "loky", 2, groups=7)] == [group.seed for group in groups]
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
+def test_5_a_failure_is_data_and_the_batch_does_not_shrink(backend: str, n_jobs: int) -> None:
+    groups = rolled(spec(Raising, where="step"), backend, n_jobs, groups=8)
+    assert [group.number for group in groups] == list(range(8))
+    failed = [group for group in groups if group.status == FAILED]
+    assert {group.seed % 2 for group in failed} == {1}
+    assert len(failed) == sum(group.seed % 2 for group in groups) > 0
+    for group in failed:
+        for one in group.episodes:
+            if one.failure is not None:
+                assert (one.failure.boundary, one.attempts) == ("env", 2)
+                assert "Raising raised in step: RuntimeError: the machine is broken" in one.failure.message
+    numbers = summary(groups)
+    assert numbers["Raising/groups_failed"] == len(failed)
+    whole = [one for group in groups if group.status != FAILED for one in group.episodes]
+    assert numbers["Raising/reward"] == pytest.approx(sum(one.reward for one in whole) / len(whole)), "not as zeros"
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
+def test_6_pass_at_k_is_there_and_the_same(backend: str, n_jobs: int) -> None:
+    numbers = summary(rolled(spec(Counting), backend, n_jobs, groups=4, group_size=4))
+    assert {"Counting/pass@1", "Counting/pass@2", "Counting/pass@4"} <= set(numbers)
+    assert numbers == summary(rolled(spec(Counting), "sequential", 1, groups=4, group_size=4))
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
+def test_7_every_way_has_limits_and_closes_its_environments(backend: str, n_jobs: int, tmp_path: Path) -> None:
+    groups = rolled(spec(Leaving, folder=str(tmp_path)), backend, n_jobs, groups=5)
+    assert len(groups) == 5
+    built, closed = sorted(tmp_path.glob("*.built")), sorted(tmp_path.glob("*.closed"))
+    assert [path.stem for path in built] == [path.stem for path in closed]
+    assert len(built) >= 10
+
+
+def test_7_the_fallback_keeps_the_seeds(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        groups = rolled(spec(_Unpicklable(), tag="Counting"), "loky", 2)
+    assert "parallel rollouts are not possible" in caplog.text
+    assert "pickle" in caplog.text
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1))
+
+
+class _Unpicklable:
+    """A factory that can't travel."""
+
+    __name__ = "Counting"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Counting:
+        return Counting()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle this factory")
+
+
+def test_8_the_comparison_has_something_to_be_consistent_with() -> None:
+    """Answers depend on the question and on the request's seed: another question or seed is another answer."""
+    engine = scripted()
+    try:
+        asked = engine.codec.encode("Actions: one, two\n<think>||")
+        one, same, other_seed = engine.generate([Request(0, 0, 0, asked, 64, seed) for seed in (1, 1, 2)])
+        (elsewhere,) = engine.generate([Request(0, 0, 0, engine.codec.encode("12 and 17"), 64, 1)])
+    finally:
+        engine.close()
+    assert one == same
+    assert isinstance(one, Completion)
+    assert isinstance(other_seed, Completion)
+    assert isinstance(elsewhere, Completion)
+    assert len({one.text, other_seed.text, elsewhere.text}) == 3
+
+
+# ------------------------------------------------------------------------------------------- environments
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
+def test_an_environment_that_hangs_is_given_up_and_replaced(backend: str, n_jobs: int, tmp_path: Path) -> None:
+    """The retry has a fresh environment and the same seeds: its record is the calm run's."""
+    env = spec(Hanging, tag="Counting", once=str(tmp_path / "once"))
+    groups = rolled(env, backend, n_jobs, limits=QUICK)
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1))
+    assert sorted(one.attempts for group in groups for one in group.episodes)[-1] == 2
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS[:2])
+def test_an_environment_that_always_hangs_fails_its_group_in_time(backend: str, n_jobs: int) -> None:
+    started = time.monotonic()
+    groups = rolled(spec(Hanging), backend, n_jobs, groups=2, group_size=1, limits=Limits(env_s=0.2))
+    assert time.monotonic() - started < 5
+    assert [group.status for group in groups] == [FAILED, FAILED]
+    assert groups[0].failures[0].boundary == "timeout"
+    assert "Hanging" in groups[0].failures[0].message
+    assert "0.2 s" in groups[0].failures[0].message
+
+
+@pytest.mark.parametrize("where", ["build", "reset", "step"])
+@pytest.mark.parametrize(("backend", "n_jobs"), [WAYS[0], WAYS[1]])
+def test_an_environment_that_raises(where: str, backend: str, n_jobs: int) -> None:
+    groups = rolled(spec(Raising, where=where, every=2), backend, n_jobs, groups=4)
+    failed = [group for group in groups if group.status == FAILED]
+    assert len(groups) == 4
+    assert failed
+    assert {failure.boundary for group in failed for failure in group.failures} == {"env"}
+
+
+def test_close_that_raises_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    groups = rolled(spec(Raising, tag="Counting", where="close"))
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1))
+    assert "would not close" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("none", "step returned None, expected a Step"),
+        ("tuple", "step returned ('a', 1.0, False, {}), expected a Step"),
+        ("text", "the observation is 7, expected text"),
+        ("nan", "the reward is nan, expected a finite number"),
+        ("done", "is_done is 'yes', expected True or False"),
+        ("reset", "reset returned 3, expected text"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["sequential", "threading"])
+def test_garbage_is_named(what: str, told: str, backend: str) -> None:
+    groups = rolled(spec(Garbage, what=what), backend, 2, groups=2, group_size=1, limits=Limits(attempts=1))
+    assert [group.status for group in groups] == [FAILED, FAILED]
+    assert told in groups[0].failures[0].message
+    assert groups[0].failures[0].boundary == "env"
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
+def test_a_hiccup_is_retried(backend: str, n_jobs: int, tmp_path: Path) -> None:
+    groups = rolled(spec(Flaky, tag="Counting", once=str(tmp_path / "once")), backend, n_jobs)
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1))
+
+
+# ----------------------------------------------------------------------------------------------- workers
+
+
+@pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
+def test_a_worker_process_that_is_killed_is_replaced(
+    backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its groups are played again by others, with the same seeds."""
+    groups = rolled(spec(Dying, tag="Counting", once=str(tmp_path / "once")), backend, 2, groups=8)
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=8))
+    assert "is gone" in caplog.text
+
+
+@pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
+def test_workers_killed_from_outside(backend: str) -> None:
+    """At random moments, three times: nothing is missing, nothing comes twice."""
+    engine = scripted(latency=Latency(0.005))
+    kills = 0
+    try:
+        with hr.AgentRollouts([spec(Counting, step_s=0.01)], engine, 2, backend, group_size=2) as one:
+            numbers = []
+            for group in one.stream(12):
+                numbers.append(group.number)
+                pids = list(one.worker_pids.values())
+                if kills < 3 and pids and len(numbers) in (2, 5, 8):
+                    os.kill(pids[0], signal.SIGKILL)
+                    kills += 1
+    finally:
+        engine.close()
+    assert sorted(numbers) == list(range(12))
+    assert kills == 3
+
+
+def test_a_worker_that_keeps_dying_ends_in_failed_groups_not_in_a_hang(tmp_path: Path) -> None:
+    class Always(Dying):
+        def step(self, action: str) -> Any:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    started = time.monotonic()
+    groups = rolled(spec(Always, once=""), "multiprocessing", 2, groups=2, group_size=1)
+    assert time.monotonic() - started < 60
+    assert [group.status for group in groups] == [FAILED, FAILED]
+    assert {failure.boundary for group in groups for failure in group.failures} == {"worker"}
+
+
+def test_a_backend_that_does_not_start_falls_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: Any, *_: Any) -> None:
+        raise crew.CrewError("no memory for another process")
+
+    monkeypatch.setattr(crew.Crew, "launch", refuse)
+    groups = rolled(spec(Counting), "loky", 2)
+    assert "no memory for another process" in caplog.text
+    assert "sequentially with the same seeds" in caplog.text
+    monkeypatch.undo()
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "threading", 2))
+
+
+# ------------------------------------------------------------------------------------------------ engines
+
+
+class Failing(ScriptedModel):
+    """Fails for a while, or for some requests."""
+
+    def __init__(self, until: int = 0, seeds: int = 0) -> None:
+        super().__init__(random_answers)
+        self._until, self._seeds, self._calls = until, seeds, 0
+
+    def run(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
+        self._calls += 1
+        if self._calls <= self._until:
+            raise ConnectionRefusedError("nobody listens")
+        answers = super().run(requests)
+        for at, request in enumerate(requests):
+            if self._seeds and request.seed % self._seeds == 0:
+                one = answers[at]
+                assert isinstance(one, Completion)
+                answers[at] = Completion(one.ids, one.log_probs[:-1], one.versions, one.text)
+        return answers
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
+def test_an_engine_that_is_gone_and_back(backend: str, n_jobs: int) -> None:
+    """The attempts that it cost are repeated: the record is the calm run's."""
+    groups = rolled(spec(Counting), backend, n_jobs, model=Failing(until=1), limits=Limits(attempts=3))
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1))
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS[:2])
+def test_wrong_log_probabilities_are_the_engines_failure(backend: str, n_jobs: int) -> None:
+    groups = rolled(spec(Counting), backend, n_jobs, groups=8, model=Failing(seeds=7))
+    failures = [failure for group in groups for failure in group.failures]
+    assert failures
+    assert {failure.boundary for failure in failures} == {"engine"}
+    assert "log-probabilities" in failures[0].message
+
+
+def test_an_engine_slower_than_the_deadline() -> None:
+    groups = rolled(
+        spec(Counting), groups=2, group_size=1, model=ScriptedModel(latency=Latency(0.6)),
+        limits=Limits(engine_s=0.1, attempts=1),
+    )  # fmt: skip
+    assert [group.status for group in groups] == [FAILED, FAILED]
+    assert groups[0].failures[0].boundary == "timeout"
+    assert "the engine did not answer within 0.1 s" in groups[0].failures[0].message
+
+
+def test_a_stall_is_explained(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        rolled(
+            spec(Counting, tag="Slow", step_s=1.2, steps=1), groups=1, group_size=1, limits=Limits(stall_s=0.3),
+            n_jobs=1,
+        )  # fmt: skip
+    assert "no progress for" in caplog.text
+    assert "waits" in caplog.text
+    assert "the environment Slow, group 0 member 0" in caplog.text
+
+
+# ------------------------------------------------------------------------------------- breaking off and going on
+
+
+def test_stragglers_do_not_hold_up_the_others() -> None:
+    """Heavy-tailed environments: groups come as they finish, not in the order of their numbers."""
+    engine = scripted(latency=Latency(0.001))
+    try:
+        with hr.AgentRollouts([spec(Heavy)], engine, 2, "threading", group_size=2) as one:
+            order = [group.number for group in one.stream(12)]
+    finally:
+        engine.close()
+    assert sorted(order) == list(range(12))
+    assert order != sorted(order)
+
+
+def test_what_was_broken_off_is_played_first_next_time() -> None:
+    engine = scripted(latency=Latency(0.002))
+    try:
+        with hr.AgentRollouts([spec(Counting)], engine, 2, "threading", group_size=2) as one:
+            first = []
+            for group in one.stream(10):
+                first.append(group)
+                if len(first) == 4:
+                    break
+            rest = one.run(6)
+            later = one.run(2)
+    finally:
+        engine.close()
+    assert sorted(group.number for group in [*first, *rest]) == list(range(10))
+    assert [group.number for group in later] == [10, 11]
+    assert fingerprint([*first, *rest]) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=10))
+
+
+@pytest.mark.parametrize("backend", ["sequential", "threading", "loky", "multiprocessing"])
+def test_ctrl_c_keeps_what_is_finished_and_resume_skips_nothing(backend: str, tmp_path: Path) -> None:
+    """Interrupted in the middle, then run again with the same directory: every group once, the calm run's records."""
+    program = textwrap.dedent(f"""
+        import sys
+        import headrace as hr
+        from headrace.agents.engines.scripted import Latency, scripted
+        from headrace.agents.records import fingerprint
+        from support.agent_envs import Counting, spec
+
+        if __name__ == "__main__":
+            engine = scripted(latency=Latency(0.004))
+            try:
+                with hr.AgentRollouts(
+                    [spec(Counting, step_s=0.02)], engine, 2, "{backend}", group_size=2, run_dir=sys.argv[1]
+                ) as rollouts:
+                    rollouts.on_group = lambda group: print("group", group.number, flush=True)
+                    print("all", fingerprint(rollouts.run(24)), flush=True)
+            finally:
+                engine.close()
+    """)
+    script = tmp_path / "run.py"
+    script.write_text(program)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, str(script), str(tmp_path / "run")]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    for _ in range(3):
+        assert process.stdout.readline().startswith("group")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "all" not in out
+    assert not subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True, text=True).stdout, "all are gone"
+    before = 3 + out.count("group")
+
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("group") == 24 - before, "nothing is repeated, nothing is skipped"
+    want = fingerprint(rolled(spec(Counting, step_s=0.0), "sequential", 1, groups=24))
+    assert again.stdout.split()[-1] == want
+
+
+def test_another_runs_directory_is_refused(tmp_path: Path) -> None:
+    rolled(spec(Counting), groups=2, run_dir=tmp_path)
+    with pytest.raises(UsageError, match=r"groups\.jsonl: its seed is 1, this run's is 2"):
+        rolled(spec(Counting), groups=2, run_dir=tmp_path, seed=2)
+
+
+def test_a_torn_journal_loses_one_group(tmp_path: Path) -> None:
+    whole = rolled(spec(Counting), groups=4, run_dir=tmp_path)
+    path = tmp_path / "groups.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+    played: list[int] = []
+    engine = scripted()
+    try:
+        with hr.AgentRollouts([spec(Counting)], engine, 1, "sequential", group_size=2, run_dir=tmp_path) as one:
+            one.on_group = lambda group: played.append(group.number)
+            again = one.run(4)
+    finally:
+        engine.close()
+    assert len(played) == 1
+    assert fingerprint(again) == fingerprint(whole)
+
+
+def test_the_lag_is_bounded_and_looked_at_again_at_hand_over() -> None:
+    """Two groups an update and max_lag 0: the third waits for publish(); what was played before it is late."""
+    engine = scripted(latency=Latency(0.001), batching=Batching())
+    try:
+        with hr.AgentRollouts(
+            [spec(Counting)], engine, 2, "threading", group_size=2, max_lag=0, groups_per_update=2
+        ) as one:
+            stream = one.stream(6)
+            first = [next(stream), next(stream)]
+            assert {group.status for group in first} == {"completed"}
+            waiting = threading.Timer(0.3, lambda: one.publish(None))
+            waiting.start()
+            third = next(stream)
+            waiting.join()
+            assert min(int(row.versions[row.loss_mask > 0].min()) for row in third.episodes[0].rows) == 1
+            stream.close()
+    finally:
+        engine.close()
+    assert rollouts.Pace(0, 2).allows(0, 1, 0)
+    assert not rollouts.Pace(0, 2).allows(0, 1, 1)
+    assert rollouts.Pace(1, 2).allows(0, 2, 1)

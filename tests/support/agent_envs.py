@@ -1,0 +1,186 @@
+"""Text environments that misbehave, for the agents' tests. All of them are built by name in worker processes too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.agents.environments.text_env import Step, TextEnvSpec
+
+
+class Counting:
+    """Counts what the player says; the observation is a random number of the seed's own. Ends after `steps` actions."""
+
+    instructions = "Say one or two."
+    actions = ("one", "two")
+
+    def __init__(self, steps: int = 4, step_s: float = 0.0) -> None:
+        self._steps, self._step_s = steps, step_s
+        self._rng = np.random.default_rng(0)
+        self._taken: list[str] = []
+        self.is_closed = False
+
+    def reset(self, seed: int) -> str:
+        self._rng = np.random.default_rng(seed)
+        self._taken = []
+        return f"number {self._rng.integers(1000)}"
+
+    def step(self, action: str) -> Step:
+        if self._step_s:
+            time.sleep(self._step_s)
+        self._taken.append(action)
+        wins = self._taken.count("two")
+        is_done = len(self._taken) >= self._steps
+        facts = {"success": float(wins > len(self._taken) / 2), "action_is_effective": 1.0}
+        return Step(f"number {self._rng.integers(1000)}", float(action == "two"), is_done, facts)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Heavy(Counting):
+    """Steps of a heavy-tailed length, by the seed."""
+
+    def step(self, action: str) -> Step:
+        time.sleep(0.001 * min(30.0, float(self._rng.pareto(1.2)) + 0.2))
+        return super().step(action)
+
+
+class Raising(Counting):
+    """Raises in `where` for seeds with an odd number."""
+
+    def __init__(self, where: str = "step", every: int = 2, **options: Any) -> None:
+        if where == "build":
+            raise OSError("no display")
+        super().__init__(**options)
+        self._where, self._every, self._seed = where, every, 0
+
+    def reset(self, seed: int) -> str:
+        self._seed = seed
+        if self._where == "reset" and seed % self._every == 1:
+            raise KeyError("no such level")
+        return super().reset(seed)
+
+    def step(self, action: str) -> Step:
+        if self._where == "step" and self._seed % self._every == 1:
+            raise RuntimeError("the machine is broken")
+        return super().step(action)
+
+    def close(self) -> None:
+        super().close()
+        if self._where == "close":
+            raise RuntimeError("would not close")
+
+
+class Garbage(Counting):
+    """Returns what it should not."""
+
+    def __init__(self, what: str = "none", **options: Any) -> None:
+        super().__init__(**options)
+        self._what = what
+
+    def reset(self, seed: int) -> str:
+        return 3 if self._what == "reset" else super().reset(seed)  # type: ignore[return-value]
+
+    def step(self, action: str) -> Step:
+        step = super().step(action)
+        told: dict[str, Any] = {
+            "none": None,
+            "tuple": ("a", 1.0, False, {}),
+            "text": Step(7, 0.0, False),  # type: ignore[arg-type]
+            "nan": Step("a", float("nan"), False),
+            "done": Step("a", 0.0, "yes"),  # type: ignore[arg-type]
+        }
+        result: Step = told.get(self._what, step)
+        return result
+
+
+RELEASE = threading.Event()  # lets hung environments of this process go
+
+
+class Hanging(Counting):
+    """Hangs in step, once per `once` file or always, until RELEASE is set."""
+
+    def __init__(self, once: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self._once = once
+
+    def step(self, action: str) -> Step:
+        if not self._once or claim(self._once):
+            RELEASE.wait(20.0)
+        return super().step(action)
+
+
+class Flaky(Counting):
+    """Raises once in all processes together."""
+
+    def __init__(self, once: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._once = once
+
+    def step(self, action: str) -> Step:
+        if claim(self._once):
+            raise ConnectionError("a hiccup")
+        return super().step(action)
+
+
+class Dying(Counting):
+    """Kills the process it lives in, once."""
+
+    def __init__(self, once: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._once = once
+
+    def step(self, action: str) -> Step:
+        if claim(self._once):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+class Forgetful(Counting):
+    """Carries something over from one episode to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._episodes = 0
+
+    def reset(self, seed: int) -> str:
+        self._episodes += 1
+        return f"{super().reset(seed)}, episode {self._episodes}"
+
+
+class Leaving(Counting):
+    """Notes in a file that it was closed."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._name = f"{os.getpid()}-{id(self)}-{time.monotonic_ns()}"
+        self._folder = Path(folder)
+        (self._folder / f"{self._name}.built").touch()
+
+    def step(self, action: str) -> Step:
+        if self._rng.random() < 0.2:
+            raise RuntimeError("an error, and still closed")
+        return super().step(action)
+
+    def close(self) -> None:
+        (self._folder / f"{self._name}.closed").touch()
+
+
+def claim(path: str) -> bool:
+    """True for the first who asks, in any process."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def spec(factory: Any, tag: str = "", **options: Any) -> TextEnvSpec:
+    return TextEnvSpec(tag or factory.__name__, factory, options)

@@ -1,0 +1,143 @@
+"""The in-process model: what it records is what a plain forward pass computes, also across new weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.agents.engines.in_process import InProcessEngine, in_process
+from headrace.agents.engines.protocol import Completion, Request
+from headrace.agents.engines.tiny import taught, tiny_codec, tiny_model
+from headrace.agents.failures import EpisodeError
+from headrace.errors import UsageError
+
+TEXT = ["Say one or two. number 17 <think>abc</think><answer>one || two</answer> Reward: 1"] * 4
+CODEC = tiny_codec(TEXT, 300)
+
+
+@pytest.fixture
+def model() -> Any:
+    return tiny_model(CODEC.vocabulary, 3)
+
+
+@pytest.fixture
+def engine(model: Any) -> Iterator[InProcessEngine]:
+    one = in_process(model, CODEC, slots=8, max_context=512)
+    yield one
+    one.close()
+
+
+def asked(number: int, length: int = 20, max_tokens: int = 16, **options: Any) -> Request:
+    rng = np.random.default_rng(number)
+    ids = rng.integers(0, CODEC.vocabulary, length).tolist()
+    return Request(number, 0, 0, ids, max_tokens, 1000 + number, **options)
+
+
+def recomputed(model: Any, request: Request, ids: Any, temperature: float = 1.0) -> Any:
+    """Log-probabilities of sampled ids by one pass over the whole text, as a learner would do it."""
+    whole = torch.tensor([[*request.ids, *ids]])
+    with torch.no_grad():
+        logits = model(input_ids=whole).logits[0, len(request.ids) - 1 : -1] / temperature
+    return torch.log_softmax(logits, -1)[torch.arange(len(ids)), torch.tensor(ids)].numpy()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_log_probabilities_are_the_models(engine: InProcessEngine, model: Any, temperature: float) -> None:
+    requests = [asked(number, 3 + 41 * number, temperature=temperature) for number in range(10)]
+    for request, answer in zip(requests, engine.generate(requests), strict=True):
+        assert isinstance(answer, Completion)
+        want = recomputed(model, request, answer.ids, temperature)
+        np.testing.assert_allclose(answer.log_probs, want, atol=1e-4)
+        assert set(answer.versions) == {0}
+
+
+def test_other_weights_would_be_seen(engine: InProcessEngine) -> None:
+    """The comparison can fail."""
+    request = asked(1)
+    (answer,) = engine.generate([request])
+    assert isinstance(answer, Completion)
+    other = recomputed(tiny_model(CODEC.vocabulary, 4), request, answer.ids)
+    assert np.abs(np.array(answer.log_probs) - other).max() > 1e-2
+
+
+def test_temperature_zero_takes_the_likeliest(engine: InProcessEngine, model: Any) -> None:
+    request = asked(2, temperature=0.0, max_tokens=5)
+    (answer,) = engine.generate([request])
+    assert isinstance(answer, Completion)
+    ids = list(request.ids)
+    for token in answer.ids:
+        with torch.no_grad():
+            assert int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()) == token
+        ids.append(token)
+
+
+def test_sampling_follows_the_probabilities(engine: InProcessEngine, model: Any) -> None:
+    """The same prompt with many seeds: frequencies of first tokens beside the softmax."""
+    prompt = asked(0).ids
+    requests = [Request(0, 0, 0, prompt, 1, seed) for seed in range(1500)]
+    tokens = [answer.ids[0] for answer in engine.generate(requests) if isinstance(answer, Completion)]
+    with torch.no_grad():
+        want = torch.softmax(model(input_ids=torch.tensor([list(prompt)])).logits[0, -1], -1).numpy()
+    got = np.bincount(tokens, minlength=CODEC.vocabulary) / len(tokens)
+    expected = 1500 * want
+    chi2 = float((((1500 * got - expected) ** 2) / np.maximum(expected, 1e-9))[expected > 3].sum())
+    assert chi2 < 1.6 * max(1, int((expected > 3).sum()))
+
+
+def test_published_weights_act_from_the_next_token_on(engine: InProcessEngine, model: Any) -> None:
+    """An answer that is under way is interrupted and goes on; each token is its version's, by a plain pass."""
+    other = tiny_model(CODEC.vocabulary, 9)
+    request = asked(5, 100, max_tokens=200)
+    for _ in range(5):
+        future = engine.submit(request)
+        time.sleep(0.05)
+        before = engine.version
+        assert engine.publish(other if before % 2 == 0 else model) == before + 1
+        answer = future.result(60)
+        versions = np.array(answer.versions)
+        assert (np.diff(versions) >= 0).all()
+        assert set(versions) <= {before, before + 1}
+        for version in set(versions.tolist()):
+            weights = model if version % 2 == 0 else other
+            want = recomputed(weights, request, answer.ids)
+            np.testing.assert_allclose(
+                np.array(answer.log_probs)[versions == version], want[versions == version], atol=1e-4
+            )
+        if len(set(versions.tolist())) == 2:
+            return
+    pytest.fail("no answer was under way when weights changed")
+
+
+def test_weights_that_do_not_fit_are_refused(engine: InProcessEngine) -> None:
+    with pytest.raises(UsageError, match=r"publish: .*: expected shape \(\d+, 64\), got \(\d+, 32\)"):
+        engine.publish(tiny_model(CODEC.vocabulary, 0, width=32))
+    assert engine.version == 0
+
+
+def test_too_long_a_prompt_fails_alone(engine: InProcessEngine) -> None:
+    bad, fine = engine.generate([asked(1, 505), asked(2)])
+    assert isinstance(bad, EpisodeError)
+    assert "a prompt of 505 tokens, expected 1 to 496" in str(bad)
+    assert isinstance(fine, Completion)
+
+
+def test_more_requests_than_slots(engine: InProcessEngine) -> None:
+    answers = engine.generate([asked(number) for number in range(30)])
+    assert all(isinstance(answer, Completion) for answer in answers)
+    assert engine.statistics().batch_mean > 4
+
+
+def test_a_slot_is_needed() -> None:
+    with pytest.raises(UsageError, match="slots: expected at least 4"):
+        InProcessEngine(tiny_model(CODEC.vocabulary), CODEC, slots=2)
+
+
+def test_teaching_lowers_the_loss(model: Any) -> None:
+    losses: list[float] = []
+    taught(model, CODEC, TEXT, 30, on_step=lambda step, loss: losses.append(loss))
+    assert losses[-1] < losses[0] / 2

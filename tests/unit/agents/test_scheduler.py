@@ -1,0 +1,105 @@
+"""Every ticket leaves exactly once, whoever is lost: a state machine; and the longest group first."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headrace.agents.plan import Ticket
+from headrace.agents.scheduler import Pace, Scheduler, suggested_workers
+
+TICKETS = 7
+
+
+class Groups(RuleBasedStateMachine):
+    """Workers take tickets, finish them, finish them late, and get lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler([Ticket(number, f"tag{number % 3}", 0, 2) for number in range(TICKETS)], attempts=2)
+        self.held: dict[int, list[Ticket]] = {0: [], 1: [], 2: []}
+        self.left: list[int] = []
+        self.losses: dict[int, int] = {}
+
+    @rule(worker=st.integers(0, 2))
+    def takes(self, worker: int) -> None:
+        ticket = self.scheduler.next(worker, 0)
+        if ticket is not None:
+            assert ticket.number not in self.left
+            self.held[worker].append(ticket)
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(data=st.data())
+    def finishes(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from([one for one, held in self.held.items() if held]))
+        ticket = self.held[worker].pop()
+        assert self.scheduler.finished(ticket.number, 0.1 * ticket.number, True)
+        self.left.append(ticket.number)
+
+    @rule(worker=st.integers(0, 2))
+    def is_lost(self, worker: int) -> None:
+        held, self.held[worker] = self.held[worker], []
+        for ticket in held:
+            self.losses[ticket.number] = self.losses.get(ticket.number, 0) + 1
+        given_up = self.scheduler.lost(worker)
+        assert sorted(one.number for one in given_up) == sorted(
+            one.number for one in held if self.losses[one.number] >= 2
+        )
+        self.left += [one.number for one in given_up]
+
+    @rule(number=st.integers(0, TICKETS - 1))
+    def a_ghost_returns(self, number: int) -> None:
+        """A worker that was given up answers after all."""
+        if not any(ticket.number == number for held in self.held.values() for ticket in held):
+            assert not self.scheduler.finished(number, 1.0, True)
+
+    @invariant()
+    def nothing_is_lost_or_doubled(self) -> None:
+        out = [ticket.number for held in self.held.values() for ticket in held]
+        assert len(set(self.left)) == len(self.left)
+        assert not set(self.left) & set(out)
+        assert len(self.left) + len(out) + self.scheduler.num_waiting == TICKETS
+        assert self.scheduler.num_running == len(out)
+        assert self.scheduler.is_done == (len(self.left) == TICKETS)
+
+
+TestGroups = Groups.TestCase
+
+
+def test_the_longest_expected_goes_first() -> None:
+    scheduler = Scheduler([Ticket(number, "slow" if number > 3 else "quick", 0, 1) for number in range(8)], 1)
+    for seconds in (0.1, 9.0):
+        ticket = scheduler.next(0, 0)
+        while ticket is not None and ticket.tag != ("quick" if seconds == 0.1 else "slow"):
+            ticket = scheduler.next(0, 0)
+        assert ticket is not None
+        scheduler.finished(ticket.number, seconds, True)
+    rest = []
+    while (ticket := scheduler.next(0, 0)) is not None:
+        rest.append(ticket.tag)
+    assert rest == sorted(rest, reverse=True)
+
+
+def test_nobody_runs_ahead_of_the_learner() -> None:
+    scheduler = Scheduler([Ticket(number, "a", 0, 1) for number in range(20)], 1, Pace(1, 3))
+    taken = [scheduler.next(0, 0) for _ in range(10)]
+    assert sum(one is not None for one in taken) == 6, "(max_lag 1 + version 0 + 1) * 3"
+    assert scheduler.next(0, 1) is not None
+
+
+def test_a_rejected_group_makes_room() -> None:
+    scheduler = Scheduler([Ticket(number, "a", 0, 1) for number in range(20)], 1, Pace(0, 1))
+    first = scheduler.next(0, 0)
+    assert first is not None
+    assert scheduler.next(0, 0) is None
+    scheduler.finished(first.number, 1.0, is_accepted=False)
+    assert scheduler.next(0, 0) is not None
+
+
+def test_workers_follow_the_engine() -> None:
+    assert suggested_workers(2, 1, 4, engine_idle=0.6, num_waiting=5) == 3
+    assert suggested_workers(4, 1, 4, engine_idle=0.6, num_waiting=5) == 4
+    assert suggested_workers(2, 1, 4, engine_idle=0.6, num_waiting=0) == 2
+    assert suggested_workers(3, 1, 4, engine_idle=0.0, num_waiting=5) == 2
+    assert suggested_workers(1, 1, 4, engine_idle=0.0, num_waiting=5) == 1
+    assert suggested_workers(2, 1, 4, engine_idle=0.1, num_waiting=5) == 2

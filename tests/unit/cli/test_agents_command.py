@@ -1,0 +1,127 @@
+"""`headrace agents`: what its commands print, leave behind and return."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from headrace.agents import compare
+from headrace.agents.exports.parquet import read_parquet
+from headrace.agents.records import fingerprint
+from headrace.cli.main import main
+
+SMALL = (
+    "es_manager.train.env_groups=4",
+    "es_manager.train.env_configs.n_groups=[1,1,1,1]",
+    "es_manager.train.group_size=2",
+    "engine.latency.jitter_s=0.002",
+)
+
+
+def agents(*words: str) -> int:
+    return main(["agents", *words])
+
+
+def test_a_rollout_leaves_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert agents("rollout", "--config-name", "base", "--run-dir", str(folder), *SMALL) == 0
+    out = capsys.readouterr().out
+    assert "8 / 8 episodes" in out
+    for part in ("turns/s", "tokens/s", "batch", "groups failed", "pass@2", "4 groups, 0 of them failed"):
+        assert part in out
+    assert {path.name for path in folder.iterdir()} == {"groups.jsonl", "log.txt", "records.parquet", "result.json"}
+    result = json.loads((folder / "result.json").read_text())
+    assert result["fingerprint"] == fingerprint(read_parquet(folder / "records.parquet"))
+    assert "sequential: asked for" in (folder / "log.txt").read_text()
+
+
+def test_base_and_base_parallel_agree(tmp_path: Path) -> None:
+    for name in ("base", "base-parallel"):
+        more = ("agent_proxy.parallel_backend=threading", "agent_proxy.parallel_n_jobs=3") if "p" in name[4:] else ()
+        assert agents("rollout", "--config-name", name, "--run-dir", str(tmp_path / name), *SMALL, *more) == 0
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("base", "base-parallel")]
+    assert results[0] == results[1]
+
+
+def test_an_interrupted_rollout_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    command = ("rollout", "--run-dir", str(folder), *SMALL)
+    assert agents(*command) == 0
+    whole = (folder / "result.json").read_text()
+    lines = (folder / "groups.jsonl").read_text().splitlines(keepends=True)
+    (folder / "groups.jsonl").write_text("".join(lines[:3]))
+    assert agents(*command) == 0
+    assert (folder / "result.json").read_text() == whole
+    assert "2 from the journal" in (folder / "log.txt").read_text()
+
+
+def test_show_lists_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    agents("rollout", "--run-dir", str(folder), *SMALL)
+    capsys.readouterr()
+    assert agents("show", str(folder)) == 0
+    listing = capsys.readouterr().out
+    assert listing.count("\n") == 9
+    assert "0-0       Bandit" in listing
+    assert agents("show", str(folder / "records.parquet"), "1-1") == 0
+    told = capsys.readouterr().out
+    assert "episode 1-1  FrozenLake" in told
+    assert "turn 1" in told
+    assert "⟦" in told
+    assert "reward" in told
+    assert agents("show", str(folder), "9-9") == 2
+    assert "expected one of 0-0, 0-1" in capsys.readouterr().err
+
+
+def test_compare_agrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot, numbers = tmp_path / "a.png", tmp_path / "a.json"
+    command = ("compare", "--config-name", "base-parallel", "--plot", str(plot), "--json", str(numbers))
+    groups = ("es_manager.train.env_groups=12", "es_manager.train.env_configs.n_groups=[3,3,3,3]", *SMALL[2:])
+    assert agents(*command, *groups) == 0
+    out = capsys.readouterr().out
+    assert out.count("ok  ") == 6
+    assert "FAIL" not in out
+    assert "pass@2" in out
+    assert plot.stat().st_size > 5000
+    assert json.loads(numbers.read_text())["agree"]
+
+
+def test_compare_that_disagrees_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The comparison can fail: one record of the parallel run is another's."""
+    honest = compare._side
+
+    def cheating(name: str, *rest: object) -> compare.Side:
+        side = honest(name, *rest)  # type: ignore[arg-type]
+        if name != "parallel":
+            return side
+        others = side.groups[1:]
+        return compare.Side(side.name, side.how, side.seconds, (*others, others[-1]), side.statistics)
+
+    with mock.patch.object(compare, "_side", cheating):
+        assert agents("compare", "--plot", str(tmp_path / "a.png"), *SMALL) == 1
+    assert "FAIL  identical records" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("rollout", "agent_proxy.max_trun=3"), "did you mean agent_proxy.max_turn?"),
+        (("rollout", "--config-name", "bas"), "did you mean base?"),
+        (("show", "nowhere"), "no such file"),
+        (("serve", "--host", "0.0.0.0"), "expected a loopback address, or a token"),
+    ],
+)
+def test_what_is_refused(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert agents(*words) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["", "rollout", "compare", "serve", "show"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        agents(*([command] if command else []), "--help")
+    assert ended.value.code == 0
+    assert "usage: headrace agents" in capsys.readouterr().out
