@@ -131,10 +131,6 @@ class Crew:
                 logger.warning("workers %s did not end within %g s and are left behind", run.workers, _END_S)
         if self._hub is not None:
             self._hub.close()
-        if self._backend == "loky":
-            from joblib.externals.loky import get_reusable_executor
-
-            get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
     def _start(self, workers: list[int]) -> None:
         from joblib import delayed
@@ -161,8 +157,8 @@ class _JoblibRun:
     def __init__(self, backend: str, workers: list[int], tasks: list[Any]) -> None:
         self.workers = workers
         self.error: BaseException | None = None
-        self._pool = _patient_pool() if backend == "multiprocessing" and len(workers) > 1 else None
-        self._thread = threading.Thread(target=self._run, args=(backend, tasks), name="crew-joblib", daemon=True)
+        self._backend = {"multiprocessing": _patient_pool, "loky": _own_loky}.get(backend, lambda: backend)()
+        self._thread = threading.Thread(target=self._run, args=(tasks,), name="crew-joblib", daemon=True)
         self._thread.start()
 
     @property
@@ -172,18 +168,35 @@ class _JoblibRun:
 
     def join(self, patience_s: float, has_lost: bool) -> bool:
         """Wait until all tasks have ended; those of killed processes never will, and are not waited for."""
-        if has_lost and self._pool is not None:
-            self._pool.give_up()
+        if has_lost and hasattr(self._backend, "give_up"):
+            self._backend.give_up()
         self._thread.join(patience_s)
         return not self._thread.is_alive()
 
-    def _run(self, backend: str, tasks: list[Any]) -> None:
+    def _run(self, tasks: list[Any]) -> None:
         from joblib import Parallel
 
         try:
-            Parallel(len(self.workers), backend=self._pool or backend, batch_size=1, pre_dispatch="all")(tasks)
+            Parallel(len(self.workers), backend=self._backend, batch_size=1, pre_dispatch="all")(tasks)
         except BaseException as error:
             self.error = error
+
+
+def _own_loky() -> Any:
+    """joblib's loky backend, which would keep its processes and their folder for whoever comes next."""
+    from joblib._parallel_backends import LokyBackend
+
+    class OwnLoky(LokyBackend):  # type: ignore[misc]
+        _workers: Any
+
+        def terminate(self) -> None:
+            """End the processes too."""
+            if self._workers is not None:
+                self._workers.terminate(kill_workers=True)
+                self._workers = None
+            self.reset_batch_stats()
+
+    return OwnLoky()
 
 
 def _patient_pool() -> Any:

@@ -141,7 +141,8 @@ class Batched:
             left, self._waiting = self._waiting, []
             self._changed.notify()
         for _, future in left:
-            future.set_exception(EpisodeError(ENGINE, "the engine was closed"))
+            if future.set_running_or_notify_cancel():
+                future.set_exception(EpisodeError(ENGINE, "the engine was closed"))
         if self._thread is not None:
             self._thread.join()
         self._model.close()
