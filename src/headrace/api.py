@@ -89,7 +89,7 @@ class PPO:
         policy_kwargs: Mapping[str, Any] | None = None,
         gradients: str = "auto",
         learner_threads: int = 1,
-        late: str = "reject",
+        late: str = "weight",
         late_clip: float = 1.0,
         topology: str = "auto",
         workers: int | str = "auto",

@@ -118,12 +118,11 @@ def choose(config: TopologyConfig, cores: int, look: Callable[[], Measured | Non
         return Choice(place, wanted, f"topology={place}: workers={wanted} was asked for; {_told(measured)}")
     alone = _promise("inline", 1, measured, config, cores)
     fit = _available_bytes() // _WORKER_BYTES
-    few = 1 if config.max_lag else 2
-    counts = range(few, wanted + 1)
-    options = [
-        _promise(place, count, measured, config, cores) for place in ("threads", "processes") for count in counts
-    ]
-    best = min(options, key=lambda option: option.update_s, default=alone)
+    counts = range(1 if config.max_lag else 2, wanted + 1)
+    options = [_promise("threads", count, measured, config, cores) for count in counts]
+    options += [_promise("processes", count, measured, config, cores) for count in counts]
+    least_s = min(option.update_s for option in [alone, *options])
+    best = next(option for option in [*options, alone] if option.update_s <= 1.05 * least_s)  # the simplest good one
     gain = alone.update_s / best.update_s
     if gain < _LEAST_GAIN:
         return Choice("inline", 1, f"topology=inline: {_told(measured)}; workers would give {max(gain, 1.0):.2f}x")

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import nn
 
 from headrace.clock import now_s
 from headrace.inference.local import LocalInference, plausible
@@ -26,6 +25,7 @@ from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab, slab_bytes
 from headrace.memory.spaces import Space, shape_of
 from headrace.policies.networks import as_policy
+from headrace.policies.policy import Module
 from headrace.policies.tiles import default_tile
 from headrace.weights.flat import FlatParameters
 
@@ -42,7 +42,7 @@ class Rehearsal:
 
 
 def rehearse(
-    module: nn.Module, observation: Space, action: Space, n_envs: int, tile: int, config: PpoConfig, is_learning: bool
+    module: Module, observation: Space, action: Space, n_envs: int, tile: int, config: PpoConfig, is_learning: bool
 ) -> Rehearsal:
     """Time a copy of the policy. `is_learning` says that the updates are ours; a user's own learner is not known."""
     module = copy.deepcopy(module)

@@ -41,7 +41,7 @@ class PpoConfig:
     """Gradients longer than this are shortened to it."""
     target_kl: float | None = None
     """Stop an update's epochs when the policy has moved 1.5 times this far."""
-    late: Literal["reject", "weight", "vtrace"] = "reject"
+    late: Literal["reject", "weight", "vtrace"] = "weight"
     """Data of older versions (max_lag > 0): reject what is older than max_lag and train on the rest as it is; weight it
     by the truncated ratio to the policy that acted (decoupled PPO); or correct advantages by V-trace."""
     late_clip: float = 1.0
