@@ -61,7 +61,11 @@ class MemoryPort:
 
 
 class CrewError(HeadraceError):
-    """The workers could not be started, or did not stay."""
+    """The workers could not be started: nothing was played, and something else may be tried."""
+
+
+class CrewLostError(HeadraceError):
+    """Workers keep dying. Whatever kills them should not be let into this process."""
 
 
 class Crew:
@@ -76,7 +80,6 @@ class Crew:
         self._pickled = b""
         self._runs: list[_JoblibRun] = []
         self._stops: dict[int, Callable[[], None]] = {}  # of workers in threads
-        self._has_lost = False
         self._started_s = now_s()
         self.restarts = 0
 
@@ -96,14 +99,14 @@ class Crew:
         self._start(list(range(self._n_jobs)))
 
     def look(self) -> None:
-        """Replace who is gone; CrewError if nobody comes, or nobody stays."""
+        """Replace who is gone; CrewError if nobody comes, CrewLostError if nobody stays."""
         for run in [run for run in self._runs if run.error is not None]:
+            assert run.error is not None
             self._runs.remove(run)
-            told = f"{type(run.error).__name__}: {run.error}".splitlines()[0]
             if not any(self._dispatcher.has_joined(worker) for worker in run.workers):
-                raise CrewError(told)
+                raise CrewError(run.error)
             for worker in run.workers:
-                self._dispatcher.lost(worker, told)
+                self._dispatcher.lost(worker, run.error)
         for worker in self._dispatcher.silent(self._plan.limits.env_s + 10.0):
             self._end_silent(worker)
         if not self._dispatcher.num_joined and now_s() - self._started_s > _START_S:
@@ -112,10 +115,9 @@ class Crew:
         if self._backend == "loky" and any(run.is_running and missing & set(run.workers) for run in self._runs):
             return  # one death ends the whole pool: it has to be over before another can be had
         if missing and self.restarts + len(missing) > _MOST_RESTARTS * self._n_jobs:
-            raise CrewError(f"workers keep dying: {self.restarts} were started again")
+            raise CrewLostError(f"workers keep dying: {self.restarts} were started again")
         if missing:
             self.restarts += len(missing)
-            self._has_lost = True
             self._dispatcher.forget(missing)
             self._start(sorted(missing))
 
@@ -127,7 +129,7 @@ class Crew:
             if self._hub is not None:
                 self._hub.close()
         for run in self._runs:
-            if not run.join(_END_S, has_lost=self._has_lost):
+            if not run.join(_END_S, has_lost=self._dispatcher.num_lost > 0):
                 logger.warning("workers %s did not end within %g s and are left behind", run.workers, _END_S)
         if self._hub is not None:
             self._hub.close()
@@ -140,7 +142,7 @@ class Crew:
             tasks = [delayed(_host_in_thread)(worker, *what) for worker in workers]
         else:
             where = (self._hub.address, self._hub.key)
-            tasks = [delayed(host_in_process)(*where, worker, self._pickled, os.getpid()) for worker in workers]
+            tasks = [delayed(host_in_process)(*where, worker, self._pickled) for worker in workers]
         self._runs.append(_JoblibRun(self._backend, workers, tasks))
 
     def _end_silent(self, worker: int) -> None:
@@ -156,7 +158,7 @@ class _JoblibRun:
 
     def __init__(self, backend: str, workers: list[int], tasks: list[Any]) -> None:
         self.workers = workers
-        self.error: BaseException | None = None
+        self.error: str | None = None  # its first line: the exception itself would keep the dead pool alive
         self._backend = {"multiprocessing": _patient_pool, "loky": _own_loky}.get(backend, lambda: backend)()
         self._thread = threading.Thread(target=self._run, args=(tasks,), name="crew-joblib", daemon=True)
         self._thread.start()
@@ -177,9 +179,10 @@ class _JoblibRun:
         from joblib import Parallel
 
         try:
-            Parallel(len(self.workers), backend=self._backend, batch_size=1, pre_dispatch="all")(tasks)
+            # One job alone joblib would run here, in the parent: a worker that dies would take us with it.
+            Parallel(max(2, len(tasks)), backend=self._backend, batch_size=1, pre_dispatch="all")(tasks)
         except BaseException as error:
-            self.error = error
+            self.error = f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _own_loky() -> Any:
@@ -255,10 +258,9 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
         loop.call_soon_threadsafe(task.cancel)
 
 
-def host_in_process(address: str, key: bytes, worker: int, pickled: bytes, parent: int) -> None:
+def host_in_process(address: str, key: bytes, worker: int, pickled: bytes) -> None:
     """What joblib runs in a process: a worker with a socket to the hub. Ends when the parent does."""
-    if os.getpid() != parent:  # joblib runs a single task in the parent itself
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
 
     async def serve() -> None:
         port = SocketPort(address, key, worker)

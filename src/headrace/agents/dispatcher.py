@@ -36,7 +36,13 @@ class _Member:
 class Dispatcher:
     """Between the scheduler and the workers."""
 
-    def __init__(self, scheduler: Scheduler, version: Callable[[], int], on_live: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        version: Callable[[], int],
+        on_live: Callable[[int], None],
+        is_fragile: bool = False,
+    ) -> None:
         self._scheduler, self._version, self._on_live = scheduler, version, on_live
         self._lock = threading.Lock()
         self._pulls: deque[tuple[int, Future[Ticket | None]]] = deque()
@@ -44,10 +50,12 @@ class Dispatcher:
         self._missing: set[int] = set()  # lost, and not started again
         self._joined: set[int] = set()  # at any time
         self._groups: queue.SimpleQueue[Group] = queue.SimpleQueue()
+        self._is_fragile = is_fragile  # one death ends all workers: nobody gets a ticket until all are back
         self._active = 1 << 30  # workers below this number get tickets
         self._group_size = 1
         self._is_closed = False
         self.progress_s = now_s()
+        self.num_lost = 0  # workers that went without a word
 
     @property
     def num_members(self) -> int:
@@ -105,9 +113,11 @@ class Dispatcher:
         with self._lock:
             if self._members.pop(worker, None) is None:
                 return
+            is_blamed = not (self._is_fragile and self._missing)
             self._missing.add(worker)
+            self.num_lost += 1
             running = self._scheduler.running_of(worker)
-            given_up = self._scheduler.lost(worker)
+            given_up = self._scheduler.lost(worker, is_blamed)
             for ticket in given_up:
                 self._groups.put(failed_group(ticket, Failure(WORKER, why), worker))
             self._pulls = deque(one for one in self._pulls if one[0] != worker)
@@ -136,6 +146,8 @@ class Dispatcher:
         """They are started again."""
         with self._lock:
             self._missing -= workers
+            granted = self._grant()
+        _resolve(granted)
 
     def beat(self, worker: int, waits: list[tuple[str, float]]) -> None:
         """A sign of life."""
@@ -200,7 +212,8 @@ class Dispatcher:
             if self._is_closed or self._scheduler.is_done:
                 granted.append((future, None))
                 continue
-            ticket = self._scheduler.next(worker, self._version()) if worker < self._active else None
+            is_held = worker >= self._active or (self._is_fragile and bool(self._missing))
+            ticket = None if is_held else self._scheduler.next(worker, self._version())
             if ticket is None:
                 kept.append((worker, future))
             else:

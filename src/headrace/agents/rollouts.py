@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from headrace.agents import auto, lock_step
-from headrace.agents.crew import BACKENDS, Crew, CrewError
+from headrace.agents.crew import BACKENDS, Crew, CrewError, CrewLostError
 from headrace.agents.dispatcher import Dispatcher
 from headrace.agents.engines.protocol import Engine, EngineStatistics
 from headrace.agents.engines.scripted import scripted
@@ -32,9 +32,10 @@ from headrace.agents.episode import Rules
 from headrace.agents.journal import Journal
 from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
-from headrace.agents.records import COMPLETED, FAILED, Group
+from headrace.agents.records import COMPLETED, FAILED, WORKER, Failure, Group
 from headrace.agents.scheduler import Pace, Scheduler, suggested_workers
 from headrace.agents.seat import EnvPool
+from headrace.agents.table import failed_group
 from headrace.agents.worker import WorkerPlan
 from headrace.clock import now_s
 from headrace.errors import UsageError
@@ -219,7 +220,9 @@ class AgentRollouts:
 
     def _parallel(self, tickets: list[Ticket], choice: auto.Choice) -> Iterator[Group]:
         scheduler = Scheduler(tickets, self.limits.attempts, self._pace, self._accepted)
-        dispatcher = self._dispatcher = Dispatcher(scheduler, lambda: self.engine.version, self.engine.expect)
+        dispatcher = self._dispatcher = Dispatcher(
+            scheduler, lambda: self.engine.version, self.engine.expect, is_fragile=choice.backend == "loky"
+        )
         live_groups = max(1, self.limits.max_live // self.plan.group_size)
         plan = WorkerPlan(
             self.plan, self.engine.codec, self.engine.is_text_only, self.limits, self._reusable,
@@ -243,6 +246,10 @@ class AgentRollouts:
                 if quiet_s > self.limits.stall_s:
                     told_s = now_s()
                     logger.warning("no progress for %.0f s: %s", quiet_s, dispatcher.explain())
+        except CrewLostError as error:
+            logger.error("%s; what is left of the groups has failed", error)
+            for ticket in dispatcher.close():
+                yield failed_group(ticket, Failure(WORKER, str(error)))
         finally:
             self._accepted = scheduler.accepted
             self._dispatcher = self._crew = None

@@ -81,12 +81,17 @@ class Scheduler:
         self.accepted += is_accepted
         return True
 
-    def lost(self, worker: int) -> list[Ticket]:
-        """A worker is gone: its groups are played again, from the start; returns those given up."""
+    def lost(self, worker: int, is_blamed: bool = True) -> list[Ticket]:
+        """A worker is gone: its groups are played again, from the start; returns those given up.
+
+        `is_blamed` says that one of its groups may have killed it; else it went down with somebody else's pool.
+        """
         given_up = []
         for ticket in self.running_of(worker):
             del self._running[ticket.number]
-            if ticket.attempt < self._attempts:
+            if not is_blamed:
+                self._waiting.append(ticket)
+            elif ticket.attempt < self._attempts:
                 self._waiting.append(replace(ticket, attempt=ticket.attempt + 1))
             else:
                 given_up.append(ticket)

@@ -66,6 +66,15 @@ class Groups(RuleBasedStateMachine):
 TestGroups = Groups.TestCase
 
 
+def test_who_went_down_with_another_is_not_blamed() -> None:
+    scheduler = Scheduler([Ticket(0, "a", 0, 1)], attempts=1)
+    for _ in range(5):
+        assert scheduler.next(0, 0) is not None
+        assert scheduler.lost(0, is_blamed=False) == []
+    assert scheduler.next(0, 0) is not None
+    assert [one.number for one in scheduler.lost(0)] == [0]
+
+
 def test_the_longest_expected_goes_first() -> None:
     scheduler = Scheduler([Ticket(number, "slow" if number > 3 else "quick", 0, 1) for number in range(8)], 1)
     for seconds in (0.1, 9.0):
