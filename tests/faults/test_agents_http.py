@@ -164,6 +164,17 @@ def test_rollouts_over_a_bad_server_are_the_calm_ones(behind: Any) -> None:
         assert rolled(faulty.url) == rolled(calm.url)
 
 
+def test_our_own_server_tells_its_tokenizer(behind: Any) -> None:
+    with RunningServer(behind) as server:
+        engine = OpenAIEngine(server=Server((server.url,)))
+        try:
+            assert not engine.is_text_only
+            assert engine.codec == CODEC
+            assert isinstance(ask(engine), Completion)
+        finally:
+            engine.close()
+
+
 def test_text_only_is_found_out_and_marked(behind: Any) -> None:
     """A server that gives no ids back: chat completions, and no episode can be trained on."""
     with RunningServer(behind, faults=Faults(garbage=0.0)) as server:

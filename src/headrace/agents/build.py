@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.agents.codec import ByteCodec
+from headrace.agents.codec import ByteCodec, TokenizerCodec
 from headrace.agents.config import AgentsConfig
 from headrace.agents.engines.protocol import Engine
 from headrace.agents.engines.scripted import random_answers, scripted
@@ -29,7 +29,8 @@ def engine_of(config: AgentsConfig, on_step: Callable[[int, int], None] = lambda
     if told.kind == "openai":
         from headrace.agents.engines.openai import OpenAIEngine
 
-        return OpenAIEngine(ByteCodec(), told.server)
+        codec = TokenizerCodec.from_folder(Path(told.tokenizer)) if told.tokenizer else None
+        return OpenAIEngine(codec, told.server)
     return tiny_engine(config.envs, config.rules, config.seed, told.steps, told.slots, on_step)
 
 

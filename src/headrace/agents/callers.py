@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from headrace.clock import now_s
+
 T = TypeVar("T")
 
 
@@ -73,8 +75,9 @@ class Callers:
             self._is_closed = True
             self._changed.notify_all()
             threads = list(self._threads)
+        deadline = now_s() + patience_s
         for thread in threads:
-            thread.join(patience_s)
+            thread.join(max(0.0, deadline - now_s()))
         with self._changed:
             return len(self._running)
 

@@ -8,11 +8,15 @@ A codec travels to worker processes, so it holds plain strings and builds the re
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
+
+from headrace.errors import UsageError
 
 Message = dict[str, str]  # role and content
 
@@ -42,6 +46,20 @@ class Codec(Protocol):
 
     def render(self, messages: Sequence[Message], is_asking: bool) -> str:
         """The chat template's text; `is_asking` adds the head of the answer to come."""
+
+
+def describe(codec: Codec) -> dict[str, str]:
+    """A codec as plain data, for files and servers."""
+    if isinstance(codec, TokenizerCodec):
+        return {"kind": "tokenizer", **codec.__getstate__()}
+    return {"kind": "bytes"}
+
+
+def described(told: Mapping[str, str]) -> Codec:
+    """The inverse."""
+    if told.get("kind") == "tokenizer":
+        return TokenizerCodec(told["tokenizer_json"], told["eos"], told["template"])
+    return ByteCodec()
 
 
 @dataclass(frozen=True)
@@ -113,6 +131,22 @@ class TokenizerCodec:
     def render(self, messages: Sequence[Message], is_asking: bool) -> str:
         """By the template."""
         return str(self._rendering.render(messages=list(messages), add_generation_prompt=is_asking))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TokenizerCodec:
+        """Of a model's folder: tokenizer.json, and the chat template where it has one."""
+        try:
+            told = json.loads((folder / "tokenizer_config.json").read_text())
+            written = folder / "chat_template.jinja"
+            template = written.read_text() if written.exists() else told.get("chat_template") or CHATML
+            eos = told["eos_token"]
+            text = (folder / "tokenizer.json").read_text()
+            return cls(text, eos if isinstance(eos, str) else eos["content"], template)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"tokenizer {folder}: expected a folder with tokenizer.json and tokenizer_config.json: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def __getstate__(self) -> dict[str, str]:
         """Without what was built here."""

@@ -37,6 +37,7 @@ class EngineConfig:
     server: Server = field(default_factory=Server)
     slots: int = 32
     steps: int = 300  # of teaching the tiny model
+    tokenizer: str = ""  # of a server's model: its folder
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ _KNOWN: dict[str, Any] = {
     "engine.steps": 300,
     "engine.urls": [],
     "engine.model": "",
+    "engine.tokenizer": "",
     "engine.request_s": 60.0,
     "engine.attempts": 4,
 }
@@ -251,6 +253,7 @@ def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
         ),
         values["engine.slots"],
         values["engine.steps"],
+        str(values["engine.tokenizer"]),
     )
     return AgentsConfig(
         values["seed"],

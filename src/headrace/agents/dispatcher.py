@@ -105,6 +105,8 @@ class Dispatcher:
             self.progress_s = now_s()
             if is_new:
                 self._groups.put(replace(group, worker=worker))
+                told = (group.number, group.tag, group.status, worker, group.seconds)
+                logger.info("group %d (%s) %s by worker %d after %.2f s", *told)
             granted = self._grant()
         _resolve(granted)
 
@@ -218,6 +220,7 @@ class Dispatcher:
                 kept.append((worker, future))
             else:
                 self._group_size = ticket.group_size
+                logger.info("group %d (%s) goes to worker %d", ticket.number, ticket.tag, worker)
                 granted.append((future, ticket))
         self._pulls = kept
         self._on_live(self._scheduler.num_running * self._group_size)

@@ -92,6 +92,6 @@ def play(
             for number in [one for one, table in tables.items() if table.is_full]:
                 yield tables.pop(number).group(worker=0)
     finally:
+        callers.close()
         for seat in seats:
             close_quietly(seat)
-        callers.close()

@@ -1,6 +1,7 @@
 """A token-in/token-out server in vLLM's shape, over any engine; it can also misbehave on purpose.
 
-    GET /health · GET /v1/models · POST /v1/completions (prompt: text or token ids) · POST /v1/chat/completions
+    GET /health, /v1/models, /v1/codec (tokenizer and template) · POST /v1/completions (prompt: text or token ids),
+    /v1/chat/completions
 
 Answers carry token_ids, logprobs.token_logprobs and weights_version. Requests go to the engine one by one and meet in
 its batches. Loopback unless another host is asked for, and then only with a token.
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.agents.codec import describe
 from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.failures import EpisodeError
 from headrace.errors import HeadraceError, UsageError
@@ -74,6 +76,9 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
     async def models(_: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "headrace"}]})
 
+    async def codec(_: HttpRequest) -> Response:
+        return JSONResponse(describe(engine.codec))
+
     async def complete(http: HttpRequest) -> Response:
         return await answer(http, is_chat=False)
 
@@ -107,6 +112,7 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
         routes=[
             Route("/health", health),
             Route("/v1/models", models),
+            Route("/v1/codec", codec),
             Route("/v1/completions", complete, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
         ]

@@ -6,12 +6,13 @@ text stands between ⟦ and ⟧.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.agents.codec import ByteCodec, Codec
-from headrace.agents.exports.parquet import read_parquet
+from headrace.agents.codec import ByteCodec, Codec, described
+from headrace.agents.exports.parquet import read_codec, read_parquet
 from headrace.agents.journal import read_groups
 from headrace.agents.records import Episode, Group
 from headrace.errors import UsageError
@@ -30,6 +31,15 @@ def read_records(path: Path) -> list[Group]:
     if not path.exists():
         raise UsageError(f"{path}: no such file")
     return read_groups(path) if path.suffix == ".jsonl" else read_parquet(path)
+
+
+def codec_of(path: Path) -> Codec | None:
+    """The codec that lies with some records, if one does."""
+    folder = path if path.is_dir() else path.parent
+    if path.suffix == ".parquet":
+        return read_codec(path)
+    told = folder / "codec.json"
+    return described(json.loads(told.read_text())) if told.exists() else None
 
 
 def listing(groups: Sequence[Group]) -> str:

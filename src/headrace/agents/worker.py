@@ -26,6 +26,8 @@ from headrace.agents.table import Table, as_failure, close_quietly, too_slow
 from headrace.clock import now_s
 
 _BEAT_S = 0.5  # between two signs of life
+_ENGINE = "the engine"
+_IN_ENV = ("", 0.0)
 
 
 class Port(Protocol):
@@ -102,6 +104,10 @@ class Worker:
                 seat.failed(hung.why.failure)
             except EpisodeError as failure:
                 seat.failed(failure.failure)
+            except asyncio.CancelledError:
+                if self._waits.get(seat, _IN_ENV)[0] == _ENGINE:  # else its thread closes it, when it comes back
+                    close_quietly(seat)
+                raise
             else:
                 close_quietly(seat)
                 return seat.record()
@@ -119,6 +125,9 @@ class Worker:
         try:
             async with asyncio.timeout(limits.env_s):
                 return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            self._callers.give_up(future, seat.close)
+            raise
         except TimeoutError:
             self._callers.give_up(future, seat.close)
             self._waits.pop(seat, None)
@@ -130,7 +139,7 @@ class Worker:
 
     async def _answer(self, seat: Seat, request: Request) -> Completion:
         limits = self._plan.limits
-        self._waits[seat] = ("the engine", now_s())
+        self._waits[seat] = (_ENGINE, now_s())
         try:
             async with asyncio.timeout(limits.engine_s):
                 return await self._port.generate(request)

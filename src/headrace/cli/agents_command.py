@@ -33,7 +33,6 @@ def _parser() -> argparse.ArgumentParser:
     rollout = commands.add_parser("rollout", help="play groups of episodes and keep their records")
     _configured(rollout)
     rollout.add_argument("--run-dir", type=Path, help="where records go; an interrupted run there is gone on with")
-    rollout.add_argument("--codec", choices=("parquet", "none"), default="parquet", help=argparse.SUPPRESS)
     rollout.set_defaults(run=_rollout)
 
     compare = commands.add_parser("compare", help="sequential and parallel side by side; exit code 1 if they disagree")
@@ -67,6 +66,7 @@ def _configured(parser: argparse.ArgumentParser) -> None:
 
 def _rollout(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of, rollouts_of
+    from headrace.agents.codec import describe
     from headrace.agents.config import load
     from headrace.agents.exports.parquet import write_parquet
     from headrace.agents.metrics import summary
@@ -85,6 +85,7 @@ def _rollout(options: argparse.Namespace) -> int:
         with RolloutView(config.env_groups, config.group_size) as view:
             engine = engine_of(config, view.teaching)
             try:
+                (folder / "codec.json").write_text(json.dumps(describe(engine.codec)))
                 with rollouts_of(config, engine, folder) as rollouts:
                     groups = []
                     for group in rollouts.stream(config.env_groups):
@@ -92,7 +93,7 @@ def _rollout(options: argparse.Namespace) -> int:
                         view.update(group, rollouts.statistics, rollouts.choice)
             finally:
                 engine.close()
-        write_parquet(groups, folder / "records.parquet")
+        write_parquet(groups, folder / "records.parquet", engine.codec)
         metrics = summary(groups)
         result = {"groups": len(groups), "fingerprint": fingerprint(groups), "metrics": metrics}
         (folder / "result.json").write_text(json.dumps(result, indent=2))
@@ -155,7 +156,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from headrace.agents.show import conversation, find_episode, listing, read_records
+    from headrace.agents.show import codec_of, conversation, find_episode, listing, read_records
 
     groups = read_records(options.file)
     if options.episode is None:
@@ -163,5 +164,6 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     console = Console()
     has_colour = console.is_terminal and "NO_COLOR" not in os.environ
-    console.print(conversation(find_episode(groups, options.episode), has_colour=has_colour), soft_wrap=True)
+    told = conversation(find_episode(groups, options.episode), codec_of(options.file), has_colour)
+    console.print(told, soft_wrap=True)
     return 0

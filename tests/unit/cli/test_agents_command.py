@@ -32,7 +32,13 @@ def test_a_rollout_leaves_its_records(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "8 / 8 episodes" in out
     for part in ("turns/s", "tokens/s", "batch", "groups failed", "pass@2", "4 groups, 0 of them failed"):
         assert part in out
-    assert {path.name for path in folder.iterdir()} == {"groups.jsonl", "log.txt", "records.parquet", "result.json"}
+    assert {path.name for path in folder.iterdir()} == {
+        "codec.json",
+        "groups.jsonl",
+        "log.txt",
+        "records.parquet",
+        "result.json",
+    }
     result = json.loads((folder / "result.json").read_text())
     assert result["fingerprint"] == fingerprint(read_parquet(folder / "records.parquet"))
     assert "sequential: asked for" in (folder / "log.txt").read_text()
@@ -74,6 +80,20 @@ def test_show_lists_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "reward" in told
     assert agents("show", str(folder), "9-9") == 2
     assert "expected one of 0-0, 0-1" in capsys.readouterr().err
+
+
+def test_a_real_models_tokens_are_shown_by_its_own_codec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    small = ("engine.kind=tiny", "engine.steps=40", "agent_proxy.max_turn=2", "agent_proxy.max_context=1024")
+    more = ("agent_proxy.max_tokens=16", "es_manager.train.env_configs.tags=[Bandit]", "es_manager.train.env_groups=1")
+    none = ("es_manager.train.env_configs.n_groups=null", "es_manager.train.group_size=2")
+    assert agents("rollout", "--run-dir", str(folder), *small, *more, *none) == 0
+    capsys.readouterr()
+    for path in (folder, folder / "records.parquet", folder / "groups.jsonl"):
+        assert agents("show", str(path), "0-1") == 0
+        told = capsys.readouterr().out
+        (episode,) = (one for one in read_parquet(folder / "records.parquet")[0].episodes if one.member == 1)
+        assert episode.turns[0].answer.splitlines()[0][:8] in told
 
 
 def test_compare_agrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

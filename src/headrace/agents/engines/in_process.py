@@ -84,7 +84,8 @@ class InProcessEngine:
         if slots < 4:
             raise UsageError(f"slots: expected at least 4, got {slots}; smaller batches change bits")
         self.codec = codec
-        self.version = 0
+        self.version = 0  # the latest that was published
+        self._acting = 0  # the one that passes are made with
         self._model = model.eval()
         self._slots, self._threads = slots, threads
         self._length = -(-max_context // _CHUNK) * _CHUNK
@@ -92,7 +93,6 @@ class InProcessEngine:
         self._jobs: list[_Job | None] = [None] * slots
         self._waiting: deque[_Job] = deque()
         self._weights: dict[str, Tensor] | None = None  # to be taken over before the next pass
-        self._published = 0
         self._statistics = EngineStatistics()
         self._changed = threading.Condition()
         self._is_closed = False
@@ -123,11 +123,11 @@ class InProcessEngine:
         with self._changed:
             self._require_fitting(fresh)
             self._weights = fresh
-            self._published += 1
+            self.version += 1
             if self._thread is None or not self._thread.is_alive():
                 self._take_over()
             self._changed.notify()
-            return self._published
+            return self.version
 
     def statistics(self) -> EngineStatistics:
         """So far."""
@@ -212,6 +212,8 @@ class InProcessEngine:
         for start in range(0, len(joining), _READERS):
             self._read(joining[start : start + _READERS])
         live = [at for at, job in enumerate(self._jobs) if job is not None]
+        if not live:
+            return  # only new weights
         ids = torch.zeros(self._slots, 1, dtype=torch.long)
         self._cache.rows = torch.full((self._slots,), self._slots)
         self._cache.positions = torch.zeros(self._slots, 1, dtype=torch.long)
@@ -275,7 +277,7 @@ class InProcessEngine:
             token = int(log_probs.argmax())
         job.sampled.append(token)
         job.log_probs.append(min(0.0, float(np.float32(log_probs[token]))))
-        job.versions.append(self.version)
+        job.versions.append(self._acting)
         has_ended = token == self.codec.eos_id
         if has_ended or len(job.sampled) >= request.max_tokens:
             self._jobs[at] = None
@@ -292,7 +294,7 @@ class InProcessEngine:
             weights, self._weights = self._weights, None
             assert weights is not None
             self._model.load_state_dict(weights)
-            self.version = self._published
+            self._acting = self.version
 
     def _require_fitting(self, state: dict[str, Tensor]) -> None:
         ours = {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}

@@ -2,8 +2,8 @@
 
     submit -> a slot at the least loaded server, always the same one for an episode -> POST, with deadline and retries
 
-Where a server takes prompt token ids and gives ids and log-probabilities back, records are in token space. Where it
-does not, chat completions are used and every episode is marked "text only, not trainable". Which it is, is asked once.
+Where a server takes prompt token ids and gives ids and log-probabilities back, and its tokenizer is known, records are
+in token space. Else chat completions are used and every episode is marked "text only, not trainable". Asked once.
 Failures are told apart: what may pass (refused, dropped, 429, 5xx, garbage) is tried again, what will not is not.
 """
 
@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.agents.codec import Codec
+from headrace.agents.codec import ByteCodec, Codec, described
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, checked
 from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE, TIMEOUT
@@ -86,14 +86,15 @@ class OpenAIEngine:
 
     version = 0
 
-    def __init__(self, codec: Codec, server: Server | None = None) -> None:
+    def __init__(self, codec: Codec | None = None, server: Server | None = None) -> None:
         import openai
 
         server = server or Server()
         urls = server.urls or tuple(filter(None, (os.environ.get("OPENAI_BASE_URL", ""),)))
         if not urls:
             raise UsageError("urls: expected the address of a server, or OPENAI_BASE_URL; none was given")
-        self.codec = codec
+        self.codec: Codec = codec or ByteCodec()
+        self._has_codec = codec is not None
         self._server = server
         self._openai = openai
         key = server.api_key or os.environ.get("OPENAI_API_KEY", "") or "none"
@@ -177,12 +178,22 @@ class OpenAIEngine:
                 if not listed:
                     raise UsageError(f"model: {url} lists none; name one")
                 self.model = listed[0]
+            if not self._has_codec and not self.is_text_only:
+                self._has_codec = await self._learn_codec(client)
             if self._server.is_text_only is None:
-                self.is_text_only = not await self._speaks_tokens(client)
+                self.is_text_only = not (self._has_codec and await self._speaks_tokens(client))
         except self._openai.APIError as error:
             raise HeadraceError(f"{url}: no OpenAI-compatible server answers there: {_short(error)}") from error
         if self.is_text_only:
             logger.warning("%s gives text only: episodes are recorded without token ids and can't be trained on", url)
+
+    async def _learn_codec(self, client: Any) -> bool:
+        """headrace's own server says how its text becomes tokens; of others the tokenizer has to be given."""
+        try:
+            self.codec = described(await client.get("/codec", cast_to=dict[str, str]))
+        except (self._openai.APIError, ValueError, KeyError, TypeError):
+            return False
+        return True
 
     async def _speaks_tokens(self, client: Any) -> bool:
         """One token asked for by ids: a server that gives ids and log-probabilities back is fit for training."""

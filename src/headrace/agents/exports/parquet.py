@@ -11,17 +11,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headrace.agents.codec import Codec, describe, described
 from headrace.agents.records import Episode, Failure, Group, Turn, token_row
 from headrace.errors import UsageError
 
+_CODEC = b"headrace.codec"
 
-def write_parquet(groups: Iterable[Group], path: Path) -> Path:
-    """All of them, at once or not at all."""
+
+def write_parquet(groups: Iterable[Group], path: Path, codec: Codec | None = None) -> Path:
+    """All of them, at once or not at all; with the codec, if it is given, for whoever reads the tokens."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows = [_row(group, episode) for group in sorted(groups, key=lambda one: one.number) for episode in group.episodes]
     table = pa.Table.from_pylist(rows, schema=_schema(pa))
+    if codec is not None:
+        table = table.replace_schema_metadata({_CODEC: json.dumps(describe(codec))})
     temporary = path.with_name(f".{path.name}.part")
     pq.write_table(table, temporary)
     os.replace(temporary, path)
@@ -47,6 +52,14 @@ def read_parquet(path: Path) -> list[Group]:
               heads[number]["worker"], heads[number]["group_seconds"], heads[number]["lag"], heads[number]["max_lag"])
         for number, episodes in groups.items()
     ]  # fmt: skip
+
+
+def read_codec(path: Path) -> Codec | None:
+    """The codec that was written with the records."""
+    import pyarrow.parquet as pq
+
+    told = (pq.read_schema(path).metadata or {}).get(_CODEC)
+    return None if told is None else described(json.loads(told))
 
 
 def _row(group: Group, one: Episode) -> dict[str, Any]:
