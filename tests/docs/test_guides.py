@@ -45,6 +45,8 @@ EXIT_CODE = re.compile(r"# exit code (\d+)")
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|\bsrc=\"(?P<source>[^\"]+)\"")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 
+INNER = {"agents": ("rollout", "compare", "serve", "show")}  # commands of a command
+
 by_name = functools.partial(pytest.mark.parametrize, ids=lambda path: path.stem)
 
 
@@ -221,9 +223,11 @@ def without_blocks(text: str) -> str:
 @functools.cache
 def options_of(command: str) -> frozenset[str]:
     """What a command's help lists, and CleanRL's names for it."""
-    said = entry_point(f"headrace {command} --help", ROOT)
-    assert said.code == 0, said.text
-    listed = set(OPTION.findall(said.text))
+    listed = set()
+    for one in (command, *(f"{command} {inner}" for inner in INNER.get(command, ()))):
+        said = entry_point(f"headrace {one} --help", ROOT)
+        assert said.code == 0, said.text
+        listed |= set(OPTION.findall(said.text))
     return frozenset(listed | {f"--{theirs}" for theirs, ours in CLEANRL_NAMES.items() if f"--{ours}" in listed})
 
 

@@ -31,7 +31,7 @@ from headrace.memory.slab import Slab, slab_bytes
 from headrace.memory.spaces import Space, shape_of
 
 _FIRST_LOOK_S, _BUDGET_S = 0.01, 0.1  # of stepping: enough to see that it is cheap, and to measure if it is not
-_CHEAP_S = 50e-6  # a step below this is not tried in two threads: switching between them would cost as much
+_CHEAP_S = 50e-6  # a step below this is not shared out in step with the learner, nor tried in two threads
 _LEAST_GAIN = 1.15  # a topology must promise this much more than inline: workers take a second to start
 _HAND_OVER_S = 400e-6  # per rollout and worker: lease, wake, commit, wake
 _WORKER_BYTES = 400 * 2**20  # a process with torch and an environment
@@ -116,6 +116,9 @@ def choose(config: TopologyConfig, cores: int, look: Callable[[], Measured | Non
     if not is_free and wanted > 1:
         place = "threads" if measured.two_threads > 1.7 else "processes"
         return Choice(place, wanted, f"topology={place}: workers={wanted} was asked for; {_told(measured)}")
+    row_s = config.n_envs * measured.step_s + measured.policy.act_s
+    if config.max_lag == 0 and row_s < config.n_envs * _CHEAP_S:
+        return Choice("inline", 1, f"topology=inline: {_told(measured)}: too cheap to share out")
     alone = _promise("inline", 1, measured, config, cores)
     fit = _available_bytes() // _WORKER_BYTES
     counts = range(1 if config.max_lag else 2, wanted + 1)
