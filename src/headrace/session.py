@@ -104,6 +104,8 @@ class Session:
                 set_newer_aside(self._dir, self._run.steps)
                 self._evaluations = read_evaluations(self._dir / "evaluations.npz", self._run.steps)
             logger.info("from step %d to %d", self._run.steps, self._config.total_timesteps)
+            for reason in self._run.topology.reasons:
+                logger.info("%s", reason)
             try:
                 reason = self._loop(started)
             except Interrupted:
@@ -301,7 +303,7 @@ class Session:
 
             def write(version: int, uses: list[SlabUse]) -> None:
                 try:
-                    file.write(encode_update(version, uses))
+                    file.write(encode_update(version, self._run.topology.slabs_per_update, uses))
                     file.flush()
                 except OSError as error:
                     logger.warning("the schedule could not be kept, training goes on: %s", error)

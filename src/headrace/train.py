@@ -27,7 +27,7 @@ from headrace.envs.actions import sender
 from headrace.envs.seeds import Purpose, leaf, sequence
 from headrace.episodes.books import Books, Whereabouts
 from headrace.episodes.statistics import Finished
-from headrace.errors import CheckpointError, SchemaError, UsageError
+from headrace.errors import CheckpointError, HeadraceError, SchemaError, UsageError
 from headrace.inference.threads import torch_threads
 from headrace.launch.actors import Actors, CrewPlan, Spent, Tell
 from headrace.launch.auto import survey
@@ -120,6 +120,7 @@ class Run:
         self._in_hand: list[Taken] = []  # of the batch that is being collected
         self._is_published = True  # the learner's weights are the latest version's
         self._is_launched = False
+        self._failure: HeadraceError | None = None  # told by the next collect
         self._spent = Spent()
         self._restarts = 0  # of crews before this one
         self.is_collecting = False  # a signal may break off collecting, but not learning
@@ -162,14 +163,20 @@ class Run:
         self._is_published = False
         if self._is_publishing():
             self.publish()
-        self._lease()
         self.books.ledger.check()
         self.is_between_updates = True
+        try:
+            self._lease()
+        except HeadraceError as error:  # of an environment that runs ahead: this update is whole, the next one is told
+            self._failure = error
         return record, finished
 
     def collect(self) -> list[Taken]:
         """As many slabs as there are shards: leased, filled, committed, taken, and entered in the books."""
         self.last_schedule = []
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         self._launch()
         self._take()
         self._lease()

@@ -225,7 +225,7 @@ def test_one_wrong_version_changes_the_bits(mutate: Callable[[Any], Any], tmp_pa
     slab[2] = mutate(slab[2])
     changed = tmp_path / "changed.jsonl"
     pairs = zip(recorded.versions, lines, strict=True)
-    changed.write_text("".join(json.dumps({"version": one, "slabs": line}) + "\n" for one, line in pairs))
+    changed.write_text("".join(json.dumps({"version": one, "shards": 4, "slabs": line}) + "\n" for one, line in pairs))
     hashes, _ = replay(recorded, changed)
     assert hashes["weights_sha256"] != recorded.result["weights_sha256"]
 

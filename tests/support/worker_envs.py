@@ -145,3 +145,17 @@ def dies_if_told(file: str) -> gym.Env[Any, Any]:
 def pool(num_envs: int, env: str = "CartPole-v1") -> gym.vector.VectorEnv[Any, Any, Any]:
     """Class B: it resets itself."""
     return gym.make_vec(env, num_envs, "sync")
+
+
+class RaisesLate(Steady):
+    """Raises after many steps of its own: while the learner learns, if that takes long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lived = 0
+
+    def step(self, action: Any) -> Any:
+        self._lived += 1
+        if self._lived > 300:
+            raise RuntimeError("enough")
+        return super().step(action)

@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from statistics import mean
+from typing import TypeVar
 
+from headrace.agents.callers import Callers
 from headrace.agents.environments.text_env import TextEnvSpec
+
+T = TypeVar("T")
 
 _BUDGET_S, _MOST_STEPS, _LEAST_STEPS = 0.3, 50, 3
 _CHEAP_S = 0.5e-3  # about what passing a turn to another thread and back costs at most
@@ -38,12 +43,13 @@ class Choice:
     reason: str
 
 
-def measure(spec: TextEnvSpec) -> Measured | None:
-    """A moment with one environment; None if it fails: its first episode will tell why."""
-    try:
-        env = spec.build()
-    except Exception:
-        return None
+def measure(spec: TextEnvSpec, limit_s: float) -> Measured | None:
+    """A moment with one environment; None if it fails or hangs: its first episode will tell why."""
+    return within(limit_s, lambda: _measured(spec))
+
+
+def _measured(spec: TextEnvSpec) -> Measured:
+    env = spec.build()
     rng = random.Random(0)
     steps: list[float] = []
     computing: list[float] = []
@@ -58,8 +64,6 @@ def measure(spec: TextEnvSpec) -> Measured | None:
             computing.append(time.thread_time() - cpu)
             if step.is_done:
                 env.reset(len(steps))
-    except Exception:
-        return None
     finally:
         env.close()
     return Measured(spec.tag, mean(steps), min(1.0, sum(computing) / max(sum(steps), 1e-9)))
@@ -80,6 +84,21 @@ def choose(measured: Sequence[Measured | None], n_jobs: int, groups: int) -> Cho
     if slowest.step_s >= _HEAVY_S and cores() > 1 and workers > 1:
         return Choice("loky", workers, f"loky, n_jobs={workers}: {told}; {cores()} cores can share that")
     return Choice("sequential", 1, f"sequential: {told}, too little to share out")
+
+
+def within(limit_s: float, call: Callable[[], T]) -> T | None:
+    """What a call gives, in a thread that may hang; None if it fails, or does not come back in time."""
+    callers = Callers(most=1)
+    future = callers.submit(call)
+    try:
+        return future.result(limit_s)
+    except FutureTimeout:
+        callers.give_up(future, lambda: None)
+        return None
+    except (Exception, SystemExit):
+        return None
+    finally:
+        callers.close(0.0)
 
 
 def cores() -> int:

@@ -13,16 +13,32 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from headrace.agents.callers import Callers
-from headrace.agents.engines.protocol import Engine, Request
+from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.failures import EpisodeError
 from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
-from headrace.agents.records import Group
+from headrace.agents.records import TIMEOUT, Group
 from headrace.agents.seat import EnvPool, Seat
 from headrace.agents.table import Table, as_failure, close_quietly, too_slow
 from headrace.clock import now_s
 
 Move = Callable[[], Request | None]  # a seat's open or act
+
+
+def _generated(engine: Engine, requests: list[Request], limits: Limits) -> list[Completion | EpisodeError]:
+    """One batch, with the engine's deadline: an engine that does not answer fails its requests, not the program."""
+    if not requests:
+        return []
+    asking = Callers(most=1)
+    future = asking.submit(lambda: engine.generate(requests))
+    try:
+        return future.result(limits.engine_s)
+    except FutureTimeout:
+        asking.give_up(future, lambda: None)
+        late = EpisodeError(TIMEOUT, f"the engine did not answer within {limits.engine_s:g} s")
+        return [late] * len(requests)
+    finally:
+        asking.close(0.0)
 
 
 def play(
@@ -69,7 +85,7 @@ def play(
                     seats.discard(seat)
                     callers.give_up(future, seat.close)
                     leave(seat.abandoned(), too_slow(seat, limits))
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     leave(seat, as_failure(error))
                 else:
                     if request is None:
@@ -78,7 +94,7 @@ def play(
                         asking.append((seat, request))
             engine.expect(len(seats))
             started = now_s()
-            answers = engine.generate([request for _, request in asking]) if asking else []
+            answers = _generated(engine, [request for _, request in asking], limits)
             engine_s = now_s() - started
             for (seat, _), answer in zip(asking, answers, strict=True):
                 try:

@@ -28,6 +28,7 @@ from headrace.agents.engines.protocol import Engine, EngineStatistics
 from headrace.agents.engines.scripted import scripted
 from headrace.agents.environments.registry import EnvSources, as_specs
 from headrace.agents.environments.reuse import is_reusable
+from headrace.agents.environments.text_env import TextEnvSpec
 from headrace.agents.episode import Rules
 from headrace.agents.journal import Journal
 from headrace.agents.limits import Limits
@@ -99,12 +100,13 @@ class AgentRollouts:
         self.limits = limits or Limits()
         self._n_jobs, self._backend = n_jobs, backend
         self._pace = _pace(max_lag, groups_per_update)
-        self._reusable = frozenset(spec.tag for spec in specs if pooled and is_reusable(spec))
+        self._reusable = frozenset(spec.tag for spec in specs if pooled and self._may_reuse(spec))
         self._next_number = 0
         self._out: set[int] = set()  # numbers that are handed out
         self._left: list[int] = []  # those that did not come back
         self._accepted = 0
         self._journal = None if run_dir is None else Journal(Path(run_dir) / "groups.jsonl", self._identity())
+        self._measured: list[auto.Measured | None] | None = None
         self.choice: auto.Choice | None = None
         self.statistics = Statistics()
         self.on_group: Callable[[Group], None] = lambda group: None
@@ -263,7 +265,12 @@ class AgentRollouts:
         if self._backend != "auto":
             workers = self._n_jobs if self._n_jobs > 0 else auto.cores()
             return auto.Choice(self._backend, max(1, workers), f"{self._backend}, n_jobs={workers}: asked for")
-        return auto.choose([auto.measure(spec) for spec in self.plan.envs], self._n_jobs, groups)
+        if self._measured is None:
+            self._measured = [auto.measure(spec, self.limits.env_s) for spec in self.plan.envs]
+        return auto.choose(self._measured, self._n_jobs, groups)
+
+    def _may_reuse(self, spec: TextEnvSpec) -> bool:
+        return bool(auto.within(self.limits.env_s, lambda: is_reusable(spec)))
 
     def _received(self, group: Group) -> Group:
         """Looked at once more at hand-over: weights may have moved on while it was played."""

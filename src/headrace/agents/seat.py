@@ -144,7 +144,7 @@ class Seat:
         except EpisodeError:
             self._is_sound = False
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._is_sound = False
             raise EpisodeError(ENV, f"{self.ticket.tag} {what}: {type(error).__name__}: {error}") from error
 

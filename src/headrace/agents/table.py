@@ -44,7 +44,7 @@ def failed_group(ticket: Ticket, failure: Failure, worker: int = 0) -> Group:
     return Group(ticket.number, ticket.tag, ticket.seed, episodes, worker)
 
 
-def as_failure(error: Exception) -> EpisodeError:
+def as_failure(error: BaseException) -> EpisodeError:
     """What a call raised, by its boundary; what nobody foresaw is the environment's, whose thread it was."""
     return error if isinstance(error, EpisodeError) else EpisodeError(ENV, f"{type(error).__name__}: {error}")
 

@@ -134,7 +134,7 @@ class Worker:
             raise _Hung(too_slow(seat, limits)) from None
         except EpisodeError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise as_failure(error) from error
 
     async def _answer(self, seat: Seat, request: Request) -> Completion:

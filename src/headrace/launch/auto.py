@@ -9,9 +9,11 @@ all of it. With max_lag of at least 1 a worker may collect while the learner lea
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import mean, median, pstdev
 
@@ -29,6 +31,8 @@ from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab, slab_bytes
 from headrace.memory.spaces import Space, shape_of
+
+logger = logging.getLogger(__name__)
 
 _FIRST_LOOK_S, _BUDGET_S = 0.01, 0.1  # of stepping: enough to see that it is cheap, and to measure if it is not
 _CHEAP_S = 50e-6  # a step below this is not shared out in step with the learner, nor tried in two threads
@@ -81,7 +85,8 @@ def survey(
             measured = measure(spec, seed, envs)
             try:
                 return measured and replace(measured, policy=rehearsed(observation, action))
-            except Exception:  # a policy that fails will fail again where its error is told whole
+            except Exception as error:  # a policy that fails will fail again where its error is told whole
+                logger.warning("auto: the policy could not be rehearsed: %s: %s", type(error).__name__, error)
                 return measured
 
         if replayed_shards is not None:
@@ -123,14 +128,14 @@ def choose(config: TopologyConfig, cores: int, look: Callable[[], Measured | Non
     fit = _available_bytes() // _WORKER_BYTES
     counts = range(1 if config.max_lag else 2, wanted + 1)
     options = [_promise("threads", count, measured, config, cores) for count in counts]
-    options += [_promise("processes", count, measured, config, cores) for count in counts]
+    options += [_promise("processes", count, measured, config, cores) for count in counts if count <= fit]
     least_s = min(option.update_s for option in [alone, *options])
     best = next(option for option in [*options, alone] if option.update_s <= 1.05 * least_s)  # the simplest good one
     gain = alone.update_s / best.update_s
+    if gain < _LEAST_GAIN and fit < wanted:
+        return Choice("inline", 1, f"topology=inline: memory for {fit} workers only; {_told(measured)}")
     if gain < _LEAST_GAIN:
         return Choice("inline", 1, f"topology=inline: {_told(measured)}; workers would give {max(gain, 1.0):.2f}x")
-    if best.topology == "processes" and fit < best.workers:
-        return Choice("inline", 1, f"topology=inline: memory for {fit} workers only; {_told(measured)}")
     told = f"{_told(measured)}; an update should take {1 / gain:.0%} of inline's time"
     return Choice(best.topology, best.workers, f"topology={best.topology}, workers={best.workers}: {told}")
 
@@ -188,15 +193,21 @@ def _measured(spec: EnvSpec, seed: int, envs: VectorEnv) -> Measured:
     if typical < _CHEAP_S or spec.is_vector():
         return Measured(typical, spread, 1.0)
     other = build_envs(ShardPlan(spec, range(1, 2), seed))
+    beside: list[float] = []
+
+    def step_beside() -> None:
+        with suppress(Exception):  # it can't be stepped in another thread: then threads are not for it
+            beside.extend(_stepped(other, _BUDGET_S))
+
+    thread = threading.Thread(target=step_beside)
+    thread.start()
     try:
-        counts: list[int] = []
-        thread = threading.Thread(target=lambda: counts.append(len(_stepped(other, _BUDGET_S))))
-        thread.start()
-        counts.append(len(_stepped(envs, _BUDGET_S)))
-        thread.join()
-        return Measured(typical, spread, sum(counts) / max(1.0, _BUDGET_S / mean(times)))
+        together = _stepped(envs, _BUDGET_S)
     finally:
+        thread.join()
         other.close()
+    rates = [1.0 / mean(seen) for seen in (together, beside) if seen]
+    return Measured(typical, spread, min(2.0, sum(rates) * mean(times)) if beside else 1.0)
 
 
 def cpus() -> int:
@@ -226,4 +237,7 @@ def _no_choice(config: TopologyConfig) -> Choice:
 
 
 def _available_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """What could be had without swapping, the page cache included."""
+    with open("/proc/meminfo") as lines:
+        sizes = dict(line.split(":", 1) for line in lines)
+    return int(sizes["MemAvailable"].split()[0]) * 1024

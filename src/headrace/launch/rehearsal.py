@@ -71,6 +71,8 @@ def _made_up(observation: Space, action: Space, n_envs: int, rows: int) -> Batch
     for name, space in (("obs", observation), ("action", action)):
         values = getattr(batch, name)
         values[...] = plausible(space, rng, rows * n_envs).reshape(values.shape)
+        if name == "action" and hasattr(space, "start"):  # slabs hold choices from 0 on
+            values -= np.asarray(space.start).reshape(shape_of(space)).astype(values.dtype)
     for name in ("reward", "log_prob", "value", "bootstrap_value", "last_value"):
         getattr(batch, name)[...] = 0
     batch.terminated[...] = batch.truncated[...] = False

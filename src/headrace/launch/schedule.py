@@ -1,7 +1,7 @@
 """The schedule of an asynchronous run: what was consumed when, and which version acted in which row.
 
     schedule.jsonl, a line an update, slabs in the order of consumption:
-    {"version": the latest then, "slabs": [[shard, sequence, [[first row, version], ...]], ...]}
+    {"version": the latest then, "shards": how many, "slabs": [[shard, sequence, [[first row, version], ...]], ...]}
 
 Replayed, even inline, it gives the recording run's bits: everything else about a run is in its configuration. Slabs
 that were rejected stand in the line of the update that passed them over.
@@ -52,9 +52,9 @@ def slab_use(shard: int, sequence: int, versions: npt.NDArray[Any]) -> SlabUse:
     return SlabUse(shard, sequence, tuple(int(version) for version in versions))
 
 
-def encode_update(version: int, uses: list[SlabUse]) -> str:
+def encode_update(version: int, shards: int, uses: list[SlabUse]) -> str:
     """A line of the file."""
-    return json.dumps({"version": version, "slabs": [use.encode() for use in uses]}) + "\n"
+    return json.dumps({"version": version, "shards": shards, "slabs": [use.encode() for use in uses]}) + "\n"
 
 
 class Schedule:
@@ -72,11 +72,18 @@ class Schedule:
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             updates = [[SlabUse.decode(one, n_steps) for one in line["slabs"]] for line in lines]
             schedule = cls([int(line["version"]) for line in lines], updates)
+            shards = {int(line["shards"]) for line in lines}
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise UsageError(f"schedule {path}: expected the schedule.jsonl of an asynchronous run: {error}") from error
         first = {use.shard: use.sequence for use in reversed(schedule.uses)}
         if any(first.values()):
             raise UsageError(f"schedule {path}: does not begin with the run, so it can't be replayed")
+        if len(shards) > 1:
+            counts = " and ".join(map(str, sorted(shards)))
+            raise UsageError(
+                f"schedule {path}: the run had {counts} shards at times (it was resumed with another number), so it "
+                f"can't be replayed; resume with --shards to keep them"
+            )
         return schedule
 
     @property

@@ -58,7 +58,7 @@ class TopologyConfig:
         _require("inference", self.inference, _INFERENCE)
         if self.max_lag < 0:
             raise UsageError(f"max_lag: expected 0 or more, got {self.max_lag}")
-        if self.workers != "auto" and (not self.workers.isdigit() or self.workers == "0"):
+        if self.workers != "auto" and not (self.workers.isascii() and self.workers.isdigit() and int(self.workers)):
             raise UsageError(f"workers: expected auto or a number of at least 1, got {self.workers!r}")
         if self.topology == "inline" and self.workers not in ("auto", "1"):
             raise UsageError(f"workers={self.workers}: topology=inline has none; use threads, processes or auto")

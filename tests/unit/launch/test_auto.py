@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +14,10 @@ from headrace.errors import UsageError
 from headrace.launch import auto
 from headrace.launch.auto import Measured, choose, survey
 from headrace.launch.rehearsal import Rehearsal, rehearse
+from headrace.launch.shard import ShardPlan, build_envs
 from headrace.launch.topology import TopologyConfig, resolve
 from headrace.learning.config import PpoConfig
-from headrace.memory.spaces import Box, Discrete
+from headrace.memory.spaces import Box, Discrete, MultiDiscrete
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import build_policy
 from headrace.weights.flat import tensors_sha256
@@ -103,6 +106,59 @@ def test_a_rehearsal_grows_with_the_work_and_leaves_the_policy_alone() -> None:
     assert 0 < short.act_s < 1
     assert long.update_s > 5 * short.update_s > 0
     assert tensors_sha256(dict(module.named_parameters())) == before
+
+
+@pytest.mark.parametrize(
+    "action",
+    [Discrete(3, start=2), MultiDiscrete((2, 3), (2,), (1, 4)), BOX],
+    ids=["discrete", "multi-discrete", "box"],
+)
+def test_a_rehearsal_acts_within_the_space(action: Any) -> None:
+    """Slabs hold choices from 0 on, whatever the environment calls its first one."""
+    module = build_policy(PolicyConfig(), BOX, action, 1)
+    told = rehearse(module, BOX, action, 4, 0, PpoConfig(n_steps=8, batch_size=16), is_learning=True)
+    assert told.update_s > 0
+
+
+class Holds(Steady):
+    """A slow step that holds the GIL."""
+
+    def step(self, action: Any) -> Any:
+        total = 0
+        for number in range(800_000):  # not by the clock: that runs on while another thread has the GIL
+            total += number
+        return super().step(action)
+
+
+class OneThread(Steady):
+    """Can't be stepped by another thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._home = threading.get_ident()
+
+    def step(self, action: Any) -> Any:
+        time.sleep(2e-4)
+        if threading.get_ident() != self._home:
+            raise RuntimeError("not my thread")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("env", [Holds, OneThread])
+def test_threads_are_not_promised_to_those_who_can_not_use_them(env: Any) -> None:
+    envs = build_envs(ShardPlan(EnvSpec(env), range(1), 0))
+    try:
+        measured = auto.measure(EnvSpec(env), 0, envs)
+    finally:
+        envs.close()
+    assert measured is not None
+    assert measured.two_threads < 1.5
+
+
+def test_as_many_workers_as_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "_available_bytes", lambda: 3 * auto._WORKER_BYTES)
+    choice = choose(TopologyConfig(n_envs=8), 4, PYTHON)
+    assert (choice.topology, choice.workers) == ("processes", 3)
 
 
 def test_a_policy_that_can_not_be_rehearsed_is_told_of_later(monkeypatch: pytest.MonkeyPatch) -> None:

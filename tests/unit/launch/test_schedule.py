@@ -53,7 +53,7 @@ def test_a_schedule_comes_back_from_its_file(
             one[i] = SlabUse(use.shard, next_of[use.shard], use.versions)
             next_of[use.shard] += 1
     path = tmp_path_factory.mktemp("run") / "schedule.jsonl"
-    path.write_text("".join(encode_update(2 * update, one) for update, one in enumerate(updates)))
+    path.write_text("".join(encode_update(2 * update, 4, one) for update, one in enumerate(updates)))
     got = Schedule.read(path, 4)
     assert got.updates == updates
     assert got.versions == [2 * update for update in range(len(updates))]
@@ -70,11 +70,12 @@ def test_a_schedule_comes_back_from_its_file(
         "3\n",
         "[3]\n",
         '{"a": 1}\n',
-        '{"version": 0}\n',
-        '{"slabs": []}\n',
-        '{"version": "x", "slabs": []}\n',
+        '{"version": 0, "shards": 1}\n',
+        '{"version": 0, "slabs": []}\n',
+        '{"slabs": [], "shards": 1}\n',
+        '{"version": "x", "shards": 1, "slabs": []}\n',
         *(
-            f'{{"version": 0, "slabs": {slabs}}}\n'
+            f'{{"version": 0, "shards": 1, "slabs": {slabs}}}\n'
             for slabs in ("3", "[3]", "[[1, 2]]", "[[0, 0, 5]]", '[[0, 0, [[0, "x"]]]]', "[[0, 0, [[0]]]]")
         ),
     ],
@@ -90,9 +91,16 @@ def test_what_is_no_schedule_is_refused_by_name(text: str, tmp_path: Path) -> No
 
 def test_a_schedule_of_a_runs_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "schedule.jsonl"
-    path.write_text('{"version": 2, "slabs": [[0, 0, [[0, 0]]], [1, 3, [[0, 2]]]]}\n')
+    path.write_text('{"version": 2, "shards": 2, "slabs": [[0, 0, [[0, 0]]], [1, 3, [[0, 2]]]]}\n')
     with pytest.raises(UsageError, match="does not begin with the run"):
         Schedule.read(path, 4)
+
+
+def test_a_schedule_of_two_numbers_of_shards_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.jsonl"
+    path.write_text(encode_update(0, 2, [SlabUse(0, 0, (0,))]) + encode_update(1, 1, [SlabUse(0, 1, (0,))]))
+    with pytest.raises(UsageError, match="the run had 1 and 2 shards at times"):
+        Schedule.read(path, 1)
 
 
 def test_a_schedule_that_is_not_there(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from headrace.agents.codec import Codec, Message
@@ -108,6 +108,15 @@ def checked(request: Request, completion: Completion, codec: Codec, is_text_only
     """The completion, or EpisodeError that says what is wrong with it."""
     if is_text_only:
         return completion
+    try:  # plain numbers, whatever kind of sequence an engine has
+        completion = replace(
+            completion,
+            ids=[int(one) for one in completion.ids],
+            log_probs=[float(one) for one in completion.log_probs],
+            versions=[int(one) for one in completion.versions],
+        )
+    except (TypeError, ValueError) as error:
+        raise EpisodeError(ENGINE, f"an answer that can't be read: {type(error).__name__}: {error}") from error
     count = len(completion.ids)
     if not len(completion.log_probs) == len(completion.versions) == count:
         raise EpisodeError(

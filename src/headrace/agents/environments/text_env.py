@@ -67,12 +67,16 @@ def checked_step(step: Any) -> Step:
     if not isinstance(step, Step):
         raise EpisodeError(ENV, f"step returned {_short(step)}, expected a Step")
     observation, reward, is_done = cast(tuple[Any, Any, Any], (step.observation, step.reward, step.is_done))
+    facts = cast(Mapping[str, Any], step.facts)
     if not isinstance(observation, str):
         raise EpisodeError(ENV, f"the observation is {_short(observation)}, expected text")
     if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
         raise EpisodeError(ENV, f"the reward is {_short(reward)}, expected a finite number")
     if not isinstance(is_done, bool):
         raise EpisodeError(ENV, f"is_done is {_short(is_done)}, expected True or False")
+    odd = [name for name, value in facts.items() if not isinstance(value, (bool, int, float))]
+    if odd:
+        raise EpisodeError(ENV, f"the fact {odd[0]!r} is {_short(facts[odd[0]])}, expected a number")
     return step
 
 
