@@ -168,7 +168,7 @@ class Run:
         try:
             self._lease()
         except HeadraceError as error:  # of an environment that runs ahead: this update is whole, the next one is told
-            self._failure = error
+            self._failure = error.with_traceback(None)  # which would hold on to this batch
         return record, finished
 
     def collect(self) -> list[Taken]:
