@@ -306,6 +306,9 @@ class Run:
 
     def close(self) -> None:
         """End the actors, close all environments, give the memory back."""
+        for queue in self._waiting:  # slabs that nobody will learn from: views of that memory
+            queue.clear()
+        self._in_hand.clear()
         self._crew.close()
 
     @property
