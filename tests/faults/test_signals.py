@@ -131,7 +131,8 @@ def test_a_signal_while_learning_or_saving(
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupted)
-        options = (*TINY, *LENGTH, "--run-dir", "out", "--checkpoint-every", str(STEPS_PER_UPDATE))
+        where = ("--topology", "inline")  # auto would rehearse an update of its own
+        options = (*TINY, *LENGTH, *where, "--run-dir", "out", "--checkpoint-every", str(STEPS_PER_UPDATE))
         outcome = run("train", ENV, *options, cwd=tmp_path)
     assert (outcome.code, outcome.err) == (130, "")
     assert result_of(tmp_path / "out")["updates"] == 2

@@ -29,6 +29,7 @@ TEXTS = [f"{ASKED}<answer>{word}</answer><|im_end|>\n" for word in ("one", "two"
 def test_grpo_trains_on_our_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
     from transformers import PreTrainedTokenizerFast
