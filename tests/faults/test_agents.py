@@ -76,12 +76,15 @@ def test_1_processes_work_and_no_engine_travels(backend: str) -> None:
     engine = scripted(latency=Latency(jitter_s=0.002))
     engine.generate([Request(0, 0, 0, [1], 4, 0)])
     try:
-        with hr.AgentRollouts([spec(Counting)], engine, 2, backend, group_size=2) as one:
-            groups = one.run(5)
+        with hr.AgentRollouts([spec(Counting)], engine, 2, backend, group_size=2, limits=Limits(max_live=4)) as one:
+            pids = {pid for _ in one.stream(8) for pid in one.worker_pids.values()}
             assert one.statistics.engine.requests > 0, "asked here, for workers elsewhere"
+            assert one.choice is not None
+            assert one.choice.backend == backend
     finally:
         engine.close()
-    assert {group.worker for group in groups} == {0, 1}
+    assert pids
+    assert os.getpid() not in pids
 
 
 def test_2_requests_of_all_workers_meet_in_one_batch() -> None:
