@@ -39,7 +39,6 @@ class EnvPool:
         self._reusable = reusable
         self._free: dict[str, list[TextEnv]] = {}
         self._lock = threading.Lock()
-        self.built = 0
 
     def take(self, spec: TextEnvSpec) -> TextEnv:
         """A used one if there is one, else a fresh one."""
@@ -47,7 +46,6 @@ class EnvPool:
             free = self._free.get(spec.tag)
             if free:
                 return free.pop()
-            self.built += 1
         return spec.build()
 
     def give(self, tag: str, env: TextEnv, is_sound: bool) -> None:

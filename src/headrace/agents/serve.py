@@ -136,7 +136,7 @@ class RunningServer:
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
                 raise HeadraceError(f"the server did not start at {host}:{port}; is the port free?")
-            time.sleep(0.01)
+            time.sleep(0.01)  # uvicorn tells by a flag, not by an event
         self.port = int(self._server.servers[0].sockets[0].getsockname()[1])
         self.url = f"http://{host}:{self.port}/v1"
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from headrace.agents.codec import Codec
-from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, checked
+from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
 from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE
 from headrace.clock import now_s
@@ -105,13 +105,7 @@ class InProcessEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """All of them, together."""
-        answers: list[Completion | EpisodeError] = []
-        for future in self._submit(requests):
-            error = future.exception()
-            if error is not None and not isinstance(error, EpisodeError):
-                raise error
-            answers.append(error if error is not None else future.result())
-        return answers
+        return answers_of(self._submit(requests))
 
     def expect(self, live: int) -> None:
         """Nobody is waited for here."""

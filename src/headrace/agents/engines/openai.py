@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.agents.codec import ByteCodec, Codec, described
-from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, checked
+from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
 from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE, TIMEOUT
 from headrace.clock import now_s
@@ -126,13 +126,7 @@ class OpenAIEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """All at the same time."""
-        answers: list[Completion | EpisodeError] = []
-        for future in [self.submit(request) for request in requests]:
-            error = future.exception()
-            if error is not None and not isinstance(error, EpisodeError):
-                raise error
-            answers.append(error if error is not None else future.result())
-        return answers
+        return answers_of([self.submit(request) for request in requests])
 
     def expect(self, live: int) -> None:
         """The server's matter."""

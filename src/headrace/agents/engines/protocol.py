@@ -104,6 +104,17 @@ class Engine(Protocol):
         """Let go of everything; may be called twice."""
 
 
+def answers_of(futures: Sequence[Future[Completion]]) -> list[Completion | EpisodeError]:
+    """Wait for all; a failed request is an answer too."""
+    answers: list[Completion | EpisodeError] = []
+    for future in futures:
+        error = future.exception()
+        if error is not None and not isinstance(error, EpisodeError):
+            raise error
+        answers.append(error if error is not None else future.result())
+    return answers
+
+
 def checked(request: Request, completion: Completion, codec: Codec, is_text_only: bool) -> Completion:
     """The completion, or EpisodeError that says what is wrong with it."""
     if is_text_only:
