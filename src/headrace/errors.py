@@ -6,6 +6,9 @@ Knows nothing of any room.
 
 from __future__ import annotations
 
+from operator import index
+from typing import SupportsIndex
+
 
 class HeadraceError(Exception):
     """Something failed and the message says what to do about it."""
@@ -29,6 +32,13 @@ def require_types(options: object, kinds: dict[type, tuple[str, ...]]) -> None:
             if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
                 what = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
                 raise UsageError(f"{name}: expected {what}, got {value!r}")
+
+
+def whole(name: str, value: object, least: int, expected: str = "") -> int:
+    """A whole number of at least that, or an error that names it."""
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool) and index(value) >= least:
+        return index(value)
+    raise UsageError(f"{name}: expected {expected or f'a whole number of at least {least}'}, got {value!r}")
 
 
 class EnvError(HeadraceError):

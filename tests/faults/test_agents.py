@@ -480,26 +480,3 @@ def test_a_torn_journal_loses_one_group(tmp_path: Path) -> None:
         engine.close()
     assert len(played) == 1
     assert fingerprint(again) == fingerprint(whole)
-
-
-def test_the_lag_is_bounded_and_looked_at_again_at_hand_over() -> None:
-    """Two groups an update and max_lag 0: the third waits for publish(); what was played before it is late."""
-    engine = scripted(latency=Latency(0.001), batching=Batching())
-    try:
-        with hr.AgentRollouts(
-            [spec(Counting)], engine, 2, "threading", group_size=2, max_lag=0, groups_per_update=2
-        ) as one:
-            stream = one.stream(6)
-            first = [next(stream), next(stream)]
-            assert {group.status for group in first} == {"completed"}
-            waiting = threading.Timer(0.3, lambda: one.publish(None))
-            waiting.start()
-            third = next(stream)
-            waiting.join()
-            assert min(int(row.versions[row.loss_mask > 0].min()) for row in third.episodes[0].rows) == 1
-            stream.close()
-    finally:
-        engine.close()
-    assert rollouts.Pace(0, 2).allows(0, 1, 0)
-    assert not rollouts.Pace(0, 2).allows(0, 1, 1)
-    assert rollouts.Pace(1, 2).allows(0, 2, 1)

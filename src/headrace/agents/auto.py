@@ -70,13 +70,15 @@ def _measured(spec: TextEnvSpec) -> Measured:
 
 
 def choose(measured: Sequence[Measured | None], n_jobs: int, groups: int) -> Choice:
-    """From what was measured. Pure but for the number of cores."""
+    """From what was measured; a number of workers that was asked for is kept to. Pure but for the number of cores."""
     known = [one for one in measured if one is not None]
     if not known:
         return Choice("sequential", 1, "sequential: no environment could be measured; the first episode will tell why")
     slowest = max(known, key=lambda one: one.step_s)
     told = f"a step of {slowest.tag} takes {_time(slowest.step_s)}, {slowest.computing:.0%} of it computing"
-    workers = max(1, min(n_jobs if n_jobs > 0 else cores(), groups))
+    workers = n_jobs if n_jobs > 0 else max(1, min(cores(), groups))
+    if n_jobs > 1 and (slowest.step_s < _HEAVY_S or slowest.computing < 0.5):
+        return Choice("threading", workers, f"threading, n_jobs={workers} as asked for: {told}")
     if slowest.step_s < _CHEAP_S:
         return Choice("sequential", 1, f"sequential: {told}: passing it to a worker would cost as much")
     if slowest.computing < 0.5:

@@ -22,7 +22,7 @@ from headrace.agents.environments.text_env import TextEnvSpec
 from headrace.agents.episode import Rules
 from headrace.agents.limits import Limits
 from headrace.agents.plan import shares
-from headrace.errors import UsageError
+from headrace.errors import UsageError, whole
 
 ENGINES = ("scripted", "tiny", "openai")
 
@@ -80,6 +80,7 @@ _KNOWN: dict[str, Any] = {
     "limits.env_s": 60.0,
     "limits.engine_s": 300.0,
     "limits.stall_s": 30.0,
+    "limits.publish_s": 600.0,
     "limits.attempts": 2,
     "limits.max_live": 512,
     "engine.kind": "scripted",
@@ -95,6 +96,16 @@ _KNOWN: dict[str, Any] = {
     "engine.tokenizer": "",
     "engine.request_s": 60.0,
     "engine.attempts": 4,
+}
+# Whole numbers that nothing below looks at, and the least of each.
+_WHOLE = {
+    "seed": 0,
+    "agent_proxy.parallel_n_jobs": -1,
+    "es_manager.train.env_groups": 1,
+    "es_manager.train.group_size": 1,
+    "engine.slots": 1,
+    "engine.steps": 0,
+    "engine.attempts": 1,
 }
 _OPEN = "custom_envs"  # tag -> env_type, env_config, max_actions_per_traj and other limits: the user's own names
 _CUSTOM = ("env_type", "env_config", "max_actions_per_traj", "max_turn", "max_actions_per_turn", "max_tokens")
@@ -118,12 +129,17 @@ def names(folder: Path | None = None) -> list[str]:
     return sorted({one.removesuffix(".yaml") for one in [*shipped, *own] if one.endswith(".yaml")})
 
 
-def _chain(name: str, folder: Path | None) -> list[dict[str, Any]]:
+def _chain(name: str, folder: Path | None, above: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """The file and, before it, those it builds on."""
+    if name in above:
+        raise UsageError(f"{name}: its defaults lead back to it: {' -> '.join((*above, name))}")
     told = _read(name, folder)
-    below = told.pop("defaults", [])
+    below = told.pop("defaults", None) or []
     below = [below] if isinstance(below, str) else below
-    return [one for parent in below if parent != "_self_" for one in _chain(str(parent), folder)] + [told]
+    if not isinstance(below, list) or not all(isinstance(one, str) for one in below):
+        raise UsageError(f"{name}: defaults: expected the name of a configuration, or several, got {below!r}")
+    parents = [one for one in below if one != "_self_"]
+    return [one for parent in parents for one in _chain(parent, folder, (*above, name))] + [told]
 
 
 def _read(name: str, folder: Path | None) -> dict[str, Any]:
@@ -143,7 +159,7 @@ def _read(name: str, folder: Path | None) -> dict[str, Any]:
         close = difflib.get_close_matches(name, names(folder), n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names(folder))}"
         raise UsageError(f"--config-name {name}: no such configuration: {hint}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path or name}: not YAML: {error}") from error
     if not isinstance(told, dict):
         raise UsageError(f"{path or name}: expected keys and values, got {type(told).__name__}")
@@ -188,6 +204,10 @@ def _merge_custom(custom: dict[str, Any], key: str, value: Any, where: str) -> N
                 close = difflib.get_close_matches(str(name), _CUSTOM, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_CUSTOM)}"
                 raise UsageError(f"{where}: unknown key {_OPEN}.{tag}.{name}: {hint}")
+        if not isinstance(told.get("env_config") or {}, Mapping):
+            raise UsageError(
+                f"{where}: {_OPEN}.{tag}.env_config: expected names and values, got {told['env_config']!r}"
+            )
         before = custom.setdefault(tag, {})
         options = {**before.get("env_config", {}), **(told.get("env_config") or {})}
         before |= dict(told) | ({"env_config": options} if options else {})
@@ -226,9 +246,21 @@ def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
     for name in ("agent_proxy.use_parallel_rollout", "es_manager.pooled", "agent_proxy.enable_think"):
         if not isinstance(values[name], bool):
             raise UsageError(f"{name}: expected true or false, got {values[name]!r}")
-    for name in ("seed", "agent_proxy.parallel_n_jobs", "es_manager.train.env_groups", "es_manager.train.group_size"):
-        if isinstance(values[name], bool) or not isinstance(values[name], int):
-            raise UsageError(f"{name}: expected a whole number, got {values[name]!r}")
+    for name, least in _WHOLE.items():
+        whole(name, values[name], least)
+    for name, default in _KNOWN.items():
+        if isinstance(default, float) and (
+            isinstance(values[name], bool) or not isinstance(values[name], (int, float))
+        ):
+            raise UsageError(f"{name}: expected a number, got {values[name]!r}")
+    urls = [values["engine.urls"]] if isinstance(values["engine.urls"], str) else values["engine.urls"]
+    if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
+        raise UsageError(f"engine.urls: expected the address of a server, or several, got {urls!r}")
+    counts = values["es_manager.train.env_configs.n_groups"]
+    if counts is not None and not isinstance(counts, list):
+        raise UsageError(f"es_manager.train.env_configs.n_groups: expected a list, a number per tag, got {counts!r}")
+    for count in counts or ():
+        whole("es_manager.train.env_configs.n_groups", count, 0)
     if values["engine.kind"] not in ENGINES:
         raise UsageError(f"engine.kind: expected one of {', '.join(ENGINES)}, got {values['engine.kind']!r}")
     env_groups = values["es_manager.train.env_groups"]
@@ -240,13 +272,12 @@ def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
         )},
         format_penalty=values["es_manager.format_penalty"],
     )  # fmt: skip
-    urls = values["engine.urls"]
     engine = EngineConfig(
         values["engine.kind"],
         Latency(*(float(values[f"engine.latency.{name}"]) for name in ("base_s", "per_sequence_s", "jitter_s"))),
         Batching(values["engine.max_batch"], float(values["engine.max_wait_s"])),
         Server(
-            (urls,) if isinstance(urls, str) else tuple(urls),
+            tuple(urls),
             values["engine.model"],
             request_s=float(values["engine.request_s"]),
             attempts=values["engine.attempts"],
@@ -262,9 +293,21 @@ def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
         env_groups,
         values["es_manager.train.group_size"],
         tuple(spec_of(tag, custom.get(tag)) for tag in tags),
-        shares(env_groups, tags, values["es_manager.train.env_configs.n_groups"]),
+        shares(env_groups, tags, counts),
         rules,
-        Limits(**{name: values[f"limits.{name}"] for name in ("env_s", "engine_s", "stall_s", "attempts", "max_live")}),
+        Limits(
+            **{
+                name: values[f"limits.{name}"]
+                for name in (
+                    "env_s",
+                    "engine_s",
+                    "stall_s",
+                    "publish_s",
+                    "attempts",
+                    "max_live",
+                )
+            }
+        ),
         engine,
         values["es_manager.pooled"],
     )

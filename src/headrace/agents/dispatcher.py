@@ -1,7 +1,7 @@
 """The desk in the parent: hands tickets to whoever pulls, takes finished groups, notices who is gone. Thread-safe.
 
     pull(worker) -> Future[Ticket | None] · done(worker, group) · beat(worker, waits) · lost(worker, why) -> requeued
-    next_group(timeout) -> Group: what the user's loop reads
+    next_group(timeout) -> Group: what the user's loop reads · handed_over(number): it has taken it
 
 The decisions are the scheduler's, which is pure; here is the lock, the futures and the queue. Knows no sockets.
 """
@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from headrace.agents.plan import Ticket
-from headrace.agents.records import COMPLETED, WORKER, Failure, Group
+from headrace.agents.records import WORKER, Failure, Group
 from headrace.agents.scheduler import Scheduler
 from headrace.agents.table import failed_group
 from headrace.clock import now_s
@@ -101,7 +101,7 @@ class Dispatcher:
     def done(self, worker: int, group: Group) -> None:
         """A group came back; one that was given up in the meantime is dropped: it has been dealt with."""
         with self._lock:
-            is_new = self._scheduler.finished(group.number, group.seconds, group.status == COMPLETED)
+            is_new = self._scheduler.finished(group.number, group.seconds)
             self.progress_s = now_s()
             if is_new:
                 self._groups.put(replace(group, worker=worker))
@@ -184,6 +184,13 @@ class Dispatcher:
         except queue.Empty:
             return None
 
+    def handed_over(self, number: int, is_accepted: bool) -> None:
+        """The user's loop has taken it: another may start in its place."""
+        with self._lock:
+            self._scheduler.handed_over(number, is_accepted)
+            granted = self._grant()
+        _resolve(granted)
+
     def explain(self) -> str:
         """Who is waited for, in one line."""
         with self._lock:
@@ -196,14 +203,18 @@ class Dispatcher:
             return "; ".join(told)
         return f"{self.num_running} groups in play, {self.num_waiting} waiting, {self.num_members} workers"
 
-    def close(self) -> list[Ticket]:
-        """No more tickets: whoever pulls gets None. Returns what was not finished."""
+    def abandon(self) -> list[Ticket]:
+        """Nobody can play what is left: it leaves now, and is for the caller to tell."""
+        with self._lock:
+            return self._scheduler.abandon()
+
+    def close(self) -> None:
+        """No more tickets: whoever pulls gets None, and what comes back is not taken."""
         with self._lock:
             self._is_closed = True
-            left = self._scheduler.abandon()
+            self._scheduler.take_back()
             granted = self._grant()
         _resolve(granted)
-        return left
 
     def _grant(self) -> list[tuple[Future[Ticket | None], Ticket | None]]:
         """Answers for those who pull, as far as there are any; given outside of the lock."""

@@ -151,7 +151,7 @@ class Play:
         who = self._who
         return Episode(
             who.group, who.member, who.tag, who.seed, self._status, self._conversation.rows, tuple(self._turns),
-            self._metrics(), self._failure, self._attempt, not self._is_text_only,
+            self._metrics(), self._failure, self._attempt, not self._is_text_only, self._rules.system,
         )  # fmt: skip
 
     def _ask(self, text: str) -> Request | None:

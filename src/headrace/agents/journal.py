@@ -3,33 +3,52 @@
     groups.jsonl: header {"identity": ...}, then one encoded group a line
 
 Killed in the middle of a line, the line does not count: the group is played again, with the same seeds. A journal of
-another run (other seed, environments or rules) is refused.
+another run (other seed, environments, rules or tokens) is refused, and so is a second program on the same one.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from headrace.agents.codec import describe
+from headrace.agents.engines.protocol import Engine
+from headrace.agents.plan import GroupPlan
 from headrace.agents.records import Group, decode, encode
+from headrace.clock import now_s
 from headrace.errors import UsageError
+
+FILE = "groups.jsonl"
+_LOCK_S = 5.0  # workers of a program that was killed may hold on to it for a moment
 
 
 class Journal:
     """One file, open for appending."""
 
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
-        self.path = path
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.path = folder / FILE
         self.groups: dict[int, Group] = {}  # done before
-        path.parent.mkdir(parents=True, exist_ok=True)
-        size = self._read(identity) if path.exists() and path.stat().st_size else 0
-        self._file = path.open("ab")
-        self._file.truncate(size)
-        if not size:
-            self._write({"identity": identity})
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab")
+        except OSError as error:
+            raise UsageError(f"run directory {folder}: {error.strerror}; choose another") from error
+        try:
+            _lock(self._file, self.path)
+            size = self._read(identity) if self.path.stat().st_size else 0
+            self._file.truncate(size)
+            if not size:
+                self._write({"identity": identity})
+        except BaseException:
+            self._file.close()
+            raise
 
     def add(self, group: Group) -> None:
         """A group is done."""
@@ -64,10 +83,50 @@ class Journal:
 def read_groups(path: Path) -> list[Group]:
     """The groups of a journal, in the order of their numbers."""
     try:
-        lines = list(_lines(path))
-        return sorted((decode(json.loads(line)) for line in lines[1:]), key=lambda group: group.number)
+        groups = [decode(json.loads(line)) for line in list(_lines(path))[1:]]
+        return sorted({group.number: group for group in groups}.values(), key=lambda group: group.number)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: expected the groups.jsonl of a rollout: {type(error).__name__}: {error}") from error
+
+
+def identity_of(plan: GroupPlan, engine: Engine) -> dict[str, Any]:
+    """What a journal must agree with to be a run's: whatever its groups are a function of, but the weights."""
+    codec = json.dumps(describe(engine.codec), sort_keys=True)
+    return {
+        "seed": plan.seed,
+        "group_size": plan.group_size,
+        "n_groups": list(plan.n_groups),
+        "envs": [[spec.tag, _name_of(spec.factory), _plain(spec.options), _plain(spec.limits)] for spec in plan.envs],
+        "rules": vars(plan.rules),
+        "codec": hashlib.sha256(codec.encode()).hexdigest()[:16],
+        "is_text_only": engine.is_text_only,
+    }
+
+
+def _name_of(factory: Callable[..., Any]) -> str:
+    """A class by its module and name; of what an adapter wraps, the inside."""
+    while isinstance(factory, partial):
+        factory = factory.args[0] if factory.args and callable(factory.args[0]) else factory.func
+    return f"{getattr(factory, '__module__', '')}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)
+            for name, value in options.items()}  # fmt: skip
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    deadline, pause = now_s() + _LOCK_S, threading.Event()
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if now_s() > deadline:
+                raise UsageError(
+                    f"{path}: another program writes to it; end that, or choose another directory"
+                ) from error
+        pause.wait(0.05)
 
 
 def _lines(path: Path) -> Iterator[bytes]:

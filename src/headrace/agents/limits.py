@@ -17,14 +17,16 @@ class Limits:
     """For one answer, waiting for a batch included."""
     stall_s: float = 30.0
     """Without any progress for so long, the log says who is waited for."""
+    publish_s: float = 600.0
+    """For new weights, where no group may start without them (max_lag)."""
     attempts: int = 2
     """At an episode, each with a fresh environment and the same seeds; after that its group has failed."""
     max_live: int = 512
     """Episodes at one time, in all workers together."""
 
     def __post_init__(self) -> None:
-        require_types(self, {int: ("attempts", "max_live"), float: ("env_s", "engine_s", "stall_s")})
-        for name in ("env_s", "engine_s", "stall_s"):
+        require_types(self, {int: ("attempts", "max_live"), float: ("env_s", "engine_s", "stall_s", "publish_s")})
+        for name in ("env_s", "engine_s", "stall_s", "publish_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"{name}: expected seconds above 0, got {getattr(self, name)}")
         for name in ("attempts", "max_live"):

@@ -10,6 +10,7 @@ go on in a new thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from headrace.agents.callers import Callers
@@ -19,7 +20,7 @@ from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import TIMEOUT, Group
 from headrace.agents.seat import EnvPool, Seat
-from headrace.agents.table import Table, as_failure, close_quietly, too_slow
+from headrace.agents.table import Table, as_failure, told_close, too_slow
 from headrace.clock import now_s
 
 Move = Callable[[], Request | None]  # a seat's open or act
@@ -42,10 +43,11 @@ def _generated(engine: Engine, requests: list[Request], limits: Limits) -> list[
 
 
 def play(
-    next_ticket: Callable[[], Ticket | None], plan: GroupPlan, engine: Engine, limits: Limits, pool: EnvPool
+    next_ticket: Callable[[], Ticket | None], plan: GroupPlan, engine: Engine, limits: Limits, reusable: frozenset[str]
 ) -> Iterator[Group]:
     """Play whatever `next_ticket` gives until it gives None and nobody is left; groups come as they finish."""
-    callers = Callers(most=1)
+    callers, pool = Callers(most=1), EnvPool(reusable)
+    closing: list[tuple[Seat, Future[None]]] = []
     tables: dict[int, Table] = {}
     moving: list[tuple[Seat, Move]] = []
     seats: set[Seat] = set()
@@ -61,11 +63,23 @@ def play(
         table = tables[seat.ticket.number]
         if failure is not None:
             seat.failed(failure.failure)
-        close_quietly(seat)
+        closing.append((seat, callers.submit(seat.close)))  # where the next call of an environment comes after it
         if failure is not None and seat.attempt < limits.attempts:
             seat_at(table, seat.member, seat.attempt + 1)
         else:
             table.episodes[seat.member] = seat.record()
+
+    def settle() -> None:
+        """Whatever is being closed has its time, and is left behind after that."""
+        for seat, future in closing:
+            try:
+                future.result(limits.env_s)
+            except FutureTimeout:
+                callers.give_up(future, lambda: None)
+                told_close(seat, f"did not come back from close within {limits.env_s:g} s and is left behind")
+            except (Exception, SystemExit) as error:
+                told_close(seat, f"raised in close: {type(error).__name__}: {error}")
+        closing.clear()
 
     try:
         while True:
@@ -92,6 +106,7 @@ def play(
                         leave(seat, None)
                     else:
                         asking.append((seat, request))
+            settle()
             engine.expect(len(seats))
             started = now_s()
             answers = _generated(engine, [request for _, request in asking], limits)
@@ -108,6 +123,7 @@ def play(
             for number in [one for one, table in tables.items() if table.is_full]:
                 yield tables.pop(number).group(worker=0)
     finally:
-        callers.close()
-        for seat in seats:
-            close_quietly(seat)
+        closing += [(seat, callers.submit(seat.close)) for seat in seats]
+        settle()
+        callers.submit(pool.close)
+        callers.close(limits.env_s)

@@ -27,12 +27,20 @@ BOUNDARIES = (ENV, ENGINE, PARSE, TIMEOUT, WORKER)
 COMPLETED, TRUNCATED, FAILED, LATE = "completed", "truncated", "failed", "late"
 
 
+def plain_text(text: str) -> str:
+    """With what is no Unicode (lone surrogates) spelt out."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why an episode has no result: the boundary where it happened, and what was seen there."""
 
     boundary: str
     message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", plain_text(self.message))  # files want UTF-8, whatever was raised
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,7 @@ class Episode:
     failure: Failure | None = None
     attempts: int = 1
     is_trainable: bool = True  # False: the engine gave text only, so there are no ids to train on
+    system: str = ""  # the system message, if there was one
 
     @property
     def episode_id(self) -> str:
@@ -90,11 +99,10 @@ class Episode:
     @property
     def messages(self) -> list[dict[str, str]]:
         """The conversation as chat messages."""
-        return [
-            {"role": role, "content": text}
-            for turn in self.turns
-            for role, text in (("user", turn.prompt), ("assistant", turn.answer))
-        ]
+        said = [("system", self.system)] if self.system else []
+        for turn in self.turns:
+            said += [("user", turn.prompt), ("assistant", turn.answer)]
+        return [{"role": role, "content": text} for role, text in said]
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,20 @@
 """The room's map: groups go out to workers and come back, each exactly once. Read this first.
 
-    plan (numbers, tags, seeds) -> scheduler -> dispatcher -> workers (joblib) or the lock-step loop -> groups
+    plan (numbers, tags, seeds) -> scheduler -> player: workers (joblib) or the lock-step loop -> groups
                                                     ^ engine: one for all, here
 
     journal (if there is a run directory): a line when a group is done; what is in it is not played again
 
 Sequential and parallel runs play the same tickets with the same seeds, so their records are the same; which is used is
-a matter of time. If the workers can't be started, one line says why and the groups are played sequentially.
+a matter of time. Here are the numbers: which groups are out, which came back, which are left for the next call.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,28 +22,22 @@ from typing import Any, Self
 
 import numpy as np
 
-from headrace.agents import auto, lock_step
-from headrace.agents.crew import BACKENDS, Crew, CrewError, CrewLostError
-from headrace.agents.dispatcher import Dispatcher
+from headrace.agents import auto
+from headrace.agents.crew import BACKENDS
 from headrace.agents.engines.protocol import Engine, EngineStatistics
 from headrace.agents.engines.scripted import scripted
 from headrace.agents.environments.registry import EnvSources, as_specs
 from headrace.agents.environments.reuse import is_reusable
 from headrace.agents.environments.text_env import TextEnvSpec
 from headrace.agents.episode import Rules
-from headrace.agents.journal import Journal
+from headrace.agents.journal import Journal, identity_of
 from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
-from headrace.agents.records import COMPLETED, FAILED, WORKER, Failure, Group
-from headrace.agents.scheduler import Pace, Scheduler, suggested_workers
-from headrace.agents.seat import EnvPool
-from headrace.agents.table import failed_group
-from headrace.agents.worker import WorkerPlan
+from headrace.agents.playing import Player, Stage
+from headrace.agents.records import FAILED, Group
+from headrace.agents.scheduler import Pace, Scheduler
 from headrace.clock import now_s
-from headrace.errors import UsageError
-
-_LOOK_S = 0.05  # between looks at the workers while no group comes
-_ADAPT_S = 1.0  # between two thoughts about their number
+from headrace.errors import UsageError, whole
 
 logger = logging.getLogger(__name__)
 
@@ -88,69 +83,80 @@ class AgentRollouts:
     ) -> None:
         if backend not in ("auto", "sequential", *BACKENDS):
             raise UsageError(f"backend: expected auto, sequential, {', '.join(BACKENDS)}, got {backend!r}")
-        if n_jobs != -1 and n_jobs < 1:
-            raise UsageError(f"n_jobs: expected -1 (auto) or at least 1, got {n_jobs}")
+        if n_jobs != -1 or isinstance(n_jobs, float):
+            whole("n_jobs", n_jobs, 1, "-1 (auto) or at least 1")
         if isinstance(engine, str) and engine != "scripted":
             raise UsageError(f"engine: expected an engine or scripted, got {engine!r}")
+        if not isinstance(engine, str) and not callable(getattr(engine, "submit", None)):
+            raise UsageError(f"engine: expected an engine or scripted, got {engine!r}")
         specs = as_specs(envs)
-        counts = tuple(n_groups) if n_groups is not None else (1,) * len(specs)
-        self.plan = GroupPlan(seed, group_size, specs, counts, rules or Rules())
+        counts = (1,) * len(specs) if n_groups is None else tuple(n_groups)
+        self.plan = GroupPlan(
+            whole("seed", seed, 0), whole("group_size", group_size, 1), specs,
+            tuple(whole("n_groups", count, 0) for count in counts), rules or Rules(),
+        )  # fmt: skip
         self._is_engine_ours = isinstance(engine, str)
         self.engine: Engine = scripted() if isinstance(engine, str) else engine
         self.limits = limits or Limits()
         self._n_jobs, self._backend = n_jobs, backend
         self._pace = _pace(max_lag, groups_per_update)
+        self._accepted = 0
         self._reusable = frozenset(spec.tag for spec in specs if pooled and self._may_reuse(spec))
         self._next_number = 0
         self._out: set[int] = set()  # numbers that are handed out
         self._left: list[int] = []  # those that did not come back
-        self._accepted = 0
-        self._journal = None if run_dir is None else Journal(Path(run_dir) / "groups.jsonl", self._identity())
+        self._early: set[int] = set()  # those that a journal gave before it was their turn
+        self._journal = None if run_dir is None else Journal(Path(run_dir), identity_of(self.plan, self.engine))
         self._measured: list[auto.Measured | None] | None = None
         self.choice: auto.Choice | None = None
         self.statistics = Statistics()
         self.on_group: Callable[[Group], None] = lambda group: None
-        self._dispatcher: Dispatcher | None = None
-        self._crew: Crew | None = None
+        self._player: Player | None = None
+        self._is_streaming = self._is_closed = False
 
     def run(self, groups: int) -> list[Group]:
         """That many groups, in the order of their numbers; those that a journal holds are not played again."""
+        whole("groups", groups, 0)
+        if self._pace is not None and groups > (room := self._pace.room(self.engine.version, self._accepted)):
+            raise UsageError(
+                f"groups: expected at most {room}, got {groups}: no more may start before the next publish() (max_lag "
+                f"= {self._pace.max_lag}, groups_per_update = {self._pace.groups_per_update}); ask for fewer, or take "
+                f"them from stream() and publish on the way"
+            )
         return sorted(self.stream(groups), key=lambda group: group.number)
 
     def stream(self, groups: int | None = None) -> Iterator[Group]:
-        """Groups as they finish; without a number, one round of n_groups after the other, for ever."""
-        while True:
-            count = self.plan.per_round if groups is None else groups
-            if count < 0:
-                raise UsageError(f"groups: expected 0 or more, got {groups}")
-            try:
-                yield from self._stream(self._take_numbers(count))
-            finally:  # what was broken off is played first next time: nothing is skipped
-                self._left = sorted({*self._out, *self._left})
-            if groups is not None:
-                return
+        """Groups as they finish; without a number for ever, tags in the proportions of n_groups."""
+        if groups is not None:
+            whole("groups", groups, 0)
+        return self._counted(groups)
 
     def play(self, numbers: Sequence[int]) -> list[Group]:
-        """Groups of these numbers, in the order of their numbers, played now: for whoever chooses the tasks."""
-        return sorted(self._stream(list(numbers)), key=lambda group: group.number)
+        """Groups of these numbers, in order, played now, whatever a journal holds: for whoever chooses the tasks."""
+        wanted = {whole("numbers", number, 0) for number in numbers}
+        with self._alone():
+            played = self._played([self.plan.ticket(number) for number in sorted(wanted)])
+            return sorted(played, key=lambda group: group.number)
 
     def __iter__(self) -> Iterator[Group]:
         return self.stream()
 
     def publish(self, weights: Any) -> int:
         """New weights for an engine of this process; returns their version."""
+        self._require_open()
         version = self.engine.publish(weights)
-        if self._dispatcher is not None:
-            self._dispatcher.look_again()
+        if self._player is not None:
+            self._player.look_again()
         return version
 
     @property
     def worker_pids(self) -> dict[int, int]:
         """Process ids of the workers that play now, by worker; none if they are threads."""
-        return self._crew.pids if self._crew is not None else {}
+        return self._player.worker_pids if self._player is not None else {}
 
     def close(self) -> None:
-        """Close the journal, and the engine if it was made here."""
+        """Close the journal, and the engine if it was made here; may be called twice."""
+        self._is_closed = True
         if self._journal is not None:
             self._journal.close()
         if self._is_engine_ours:
@@ -164,100 +170,98 @@ class AgentRollouts:
     ) -> None:
         self.close()
 
-    # -------------------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------------- numbers, in and out
 
-    def _stream(self, numbers: list[int]) -> Iterator[Group]:
-        kept = self._journal.groups if self._journal is not None else {}
-        tickets = [self.plan.ticket(number) for number in numbers if number not in kept]
-        self.choice = self._choose(len(tickets))
+    def _counted(self, groups: int | None) -> Iterator[Group]:
+        """Groups of the next numbers; first what a journal holds of them."""
+        held = self._journal.groups if self._journal is not None else {}
+        with self._alone():
+            try:
+                if groups is None:
+                    again = {*self._left}
+                    kept = sorted(one for one in held if one in again or self._is_to_come(one))
+                    self._early |= {*kept}
+                    self._left = sorted(again - held.keys())
+                    tickets, rounds = list[Ticket](), self._rounds()
+                else:
+                    numbers = self._take_numbers(groups)
+                    kept = [number for number in numbers if number in held]
+                    tickets, rounds = [self.plan.ticket(number) for number in numbers if number not in held], None
+                self._out = {*kept, *(ticket.number for ticket in tickets)}
+                if kept:
+                    logger.info("%d groups come from the journal", len(kept))
+                for number in kept:
+                    self._out.discard(number)
+                    yield held[number]
+                with closing(self._played(tickets, rounds)) as played:
+                    for group in played:
+                        if self._journal is not None:
+                            self._journal.add(group)
+                        self._out.discard(group.number)
+                        yield group
+            finally:  # what was broken off is played first next time: nothing is skipped
+                self._left = sorted({*self._out, *self._left})
+                self._out = set()
+
+    def _is_to_come(self, number: int) -> bool:
+        return number >= self._next_number and number not in self._early
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One stream at a time: two would share the numbers that are out."""
+        self._require_open()
+        if self._is_streaming:
+            raise UsageError("a stream of these rollouts is still open: finish it, or close() it, before the next")
+        self._is_streaming = True
+        try:
+            yield
+        finally:
+            self._is_streaming = False
+
+    def _rounds(self) -> Generator[list[Ticket], None, None]:
+        """Numbers for ever; whoever plays asks for them, from whatever thread, one at a time."""
+        while True:
+            numbers = self._take_numbers(self.plan.per_round)
+            self._out |= {*numbers}
+            yield [self.plan.ticket(number) for number in numbers]
+
+    def _take_numbers(self, count: int) -> list[int]:
+        """First what was left unfinished, then new ones."""
+        numbers, self._left = self._left[:count], self._left[count:]
+        while len(numbers) < count:
+            if self._next_number not in self._early:
+                numbers.append(self._next_number)
+            self._next_number += 1
+        return numbers
+
+    # ---------------------------------------------------------------------------------------------------- playing
+
+    def _played(
+        self, tickets: list[Ticket], rounds: Generator[list[Ticket], None, None] | None = None
+    ) -> Generator[Group, None, None]:
+        most = max(1, self.limits.max_live // self.plan.group_size)
+        groups = most if rounds is not None else min(most, len(tickets))
+        choice = self.choice = self._choose(groups)
+        logger.info("%s: %s groups of %d", choice.reason, "endless" if rounds else len(tickets), self.plan.group_size)
         self.statistics = Statistics()
         started, before = now_s(), self.engine.statistics()
-        logger.info("%s: %d groups of %d, %d from the journal", self.choice.reason, len(numbers), self.plan.group_size,
-                    len(numbers) - len(tickets))  # fmt: skip
-        self._out = set(numbers)
-        for number in numbers:
-            if number in kept:
-                self._out.discard(number)
-                yield kept[number]
-        for group in self._play(tickets):
-            group = self._received(group)
-            self._count(group, started, before)
-            if self._journal is not None:
-                self._journal.add(group)
-            self._out.discard(group.number)
-            self.on_group(group)
-            yield group
-
-    def _play(self, tickets: list[Ticket]) -> Iterator[Group]:
-        assert self.choice is not None
-        if self.choice.backend == "sequential":
-            yield from self._lock_step(tickets)
-            return
-        done: set[int] = set()
+        scheduler = Scheduler(tickets, self.limits.attempts, self._pace, self._accepted, rounds, self._most_out(rounds))
+        player = Player(Stage(self.plan, self.engine, self.limits, self._reusable), scheduler, self._judged)
+        self._player = player
         try:
-            for group in self._parallel(tickets, self.choice):
-                done.add(group.number)
-                yield group
-        except CrewError as error:
-            logger.warning("parallel rollouts are not possible (%s); going on sequentially with the same seeds", error)
-            yield from self._lock_step([ticket for ticket in tickets if ticket.number not in done])
-
-    def _lock_step(self, tickets: list[Ticket]) -> Iterator[Group]:
-        scheduler = Scheduler(tickets, self.limits.attempts, self._pace, self._accepted)
-        pool = EnvPool(self._reusable)
-        try:
-            next_ticket = lambda: scheduler.next(0, self.engine.version)  # noqa: E731
-            while not scheduler.is_done:
-                for group in lock_step.play(next_ticket, self.plan, self.engine, self.limits, pool):
-                    scheduler.finished(group.number, group.seconds, group.status == COMPLETED)
+            with closing(player.play(choice, groups, self._n_jobs == -1)) as played:
+                for group in played:
+                    self._count(group, player.restarts, started, before)
+                    self.on_group(group)
                     yield group
-                if scheduler.num_waiting and self._pace is not None:
-                    raise UsageError(
-                        f"{scheduler.num_waiting} groups can't start before the next publish(): max_lag = "
-                        f"{self._pace.max_lag}, {self._pace.groups_per_update} groups an update; ask for fewer"
-                    )
         finally:
             self._accepted = scheduler.accepted
-            pool.close()
+            self._player = None
 
-    def _parallel(self, tickets: list[Ticket], choice: auto.Choice) -> Iterator[Group]:
-        scheduler = Scheduler(tickets, self.limits.attempts, self._pace, self._accepted)
-        dispatcher = self._dispatcher = Dispatcher(
-            scheduler, lambda: self.engine.version, self.engine.expect, is_fragile=choice.backend == "loky"
-        )
-        live_groups = max(1, self.limits.max_live // self.plan.group_size)
-        plan = WorkerPlan(
-            self.plan, self.engine.codec, self.engine.is_text_only, self.limits, self._reusable,
-            max(1, -(-min(live_groups, len(tickets)) // choice.n_jobs)),
-        )  # fmt: skip
-        crew = self._crew = Crew(choice.backend, choice.n_jobs, plan, dispatcher, self.engine)
-        adapt = _Adapting(dispatcher, self.engine, choice.n_jobs) if self._n_jobs == -1 else None
-        told_s = now_s()
-        try:
-            crew.launch()
-            while not scheduler.is_done or not dispatcher.is_empty:
-                group = dispatcher.next_group(_LOOK_S)
-                if group is not None:
-                    yield group
-                    continue
-                crew.look()
-                self.statistics = replace(self.statistics, restarts=crew.restarts)
-                if adapt is not None:
-                    adapt.look()
-                quiet_s = now_s() - max(told_s, dispatcher.progress_s)
-                if quiet_s > self.limits.stall_s:
-                    told_s = now_s()
-                    logger.warning("no progress for %.0f s: %s", quiet_s, dispatcher.explain())
-        except CrewLostError as error:
-            logger.error("%s; what is left of the groups has failed", error)
-            for ticket in dispatcher.close():
-                yield failed_group(ticket, Failure(WORKER, str(error)))
-        finally:
-            self._accepted = scheduler.accepted
-            self._dispatcher = self._crew = None
-            is_finished = scheduler.is_done
-            dispatcher.close()
-            crew.close(is_finished)
+    def _most_out(self, rounds: object) -> int:
+        """Groups that an endless stream may have in play or waiting for whoever reads it; others know their number."""
+        most = max(self.plan.per_round, 2 * self.limits.max_live // self.plan.group_size, 2)
+        return most if rounds is not None else 1 << 30
 
     def _choose(self, groups: int) -> auto.Choice:
         if self._backend == "sequential":
@@ -272,7 +276,7 @@ class AgentRollouts:
     def _may_reuse(self, spec: TextEnvSpec) -> bool:
         return bool(auto.within(self.limits.env_s, lambda: is_reusable(spec)))
 
-    def _received(self, group: Group) -> Group:
+    def _judged(self, group: Group) -> Group:
         """Looked at once more at hand-over: weights may have moved on while it was played."""
         if self._pace is None or group.status == FAILED:
             return group
@@ -280,74 +284,30 @@ class AgentRollouts:
         oldest = min((int(one.min()) for one in versions if len(one)), default=self.engine.version)
         return replace(group, lag=self.engine.version - oldest, max_lag=self._pace.max_lag)
 
-    def _count(self, group: Group, started_s: float, before: EngineStatistics) -> None:
+    def _count(self, group: Group, restarts: int, started_s: float, before: EngineStatistics) -> None:
         was, engine = self.statistics, self.engine.statistics()
-        self.statistics = replace(
-            was,
+        self.statistics = Statistics(
             groups=was.groups + 1,
             failed=was.failed + (group.status == FAILED),
             late=was.late + group.is_late,
             episodes=was.episodes + len(group.episodes),
             turns=was.turns + sum(len(one.turns) for one in group.episodes),
             tokens=was.tokens + int(sum(np.sum(row.loss_mask) for one in group.episodes for row in one.rows)),
+            restarts=restarts,
             seconds=now_s() - started_s,
             engine=engine.since(before),
         )
 
-    def _take_numbers(self, count: int) -> list[int]:
-        """First what was left unfinished, then new ones."""
-        again, self._left = self._left[:count], self._left[count:]
-        fresh = range(self._next_number, self._next_number + count - len(again))
-        self._next_number = fresh.stop
-        return [*again, *fresh]
-
-    def _identity(self) -> dict[str, Any]:
-        """What a journal must agree with to be this run's."""
-        plan = self.plan
-        return {
-            "seed": plan.seed,
-            "group_size": plan.group_size,
-            "n_groups": list(plan.n_groups),
-            "envs": [[spec.tag, _plain(spec.options), _plain(spec.limits)] for spec in plan.envs],
-            "rules": vars(plan.rules),
-        }
-
-
-class _Adapting:
-    """The number of workers that get groups, by how much the engine waits."""
-
-    def __init__(self, dispatcher: Dispatcher, engine: Engine, most: int) -> None:
-        self._dispatcher, self._engine, self._most = dispatcher, engine, most
-        self._active = most
-        self._since_s, self._busy_s = now_s(), engine.statistics().busy_s
-
-    def look(self) -> None:
-        """Now and then."""
-        elapsed_s = now_s() - self._since_s
-        if elapsed_s < _ADAPT_S:
-            return
-        busy_s = self._engine.statistics().busy_s
-        idle = max(0.0, 1.0 - (busy_s - self._busy_s) / elapsed_s)
-        self._since_s, self._busy_s = now_s(), busy_s
-        active = suggested_workers(self._active, 1, self._most, idle, self._dispatcher.num_waiting)
-        if active != self._active:
-            logger.info(
-                "the engine waits %.0f %% of the time: %d of %d workers get groups", 100 * idle, active, self._most
-            )
-            self._active = active
-            self._dispatcher.set_active(active)
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("these rollouts were closed: make new ones")
 
 
 def _pace(max_lag: int | None, groups_per_update: int | None) -> Pace | None:
     if max_lag is None and groups_per_update is None:
         return None
-    if max_lag is None or groups_per_update is None or max_lag < 0 or groups_per_update < 1:
+    if max_lag is None or groups_per_update is None:
         raise UsageError(
-            f"max_lag and groups_per_update: expected both, at least 0 and 1, got {max_lag} and {groups_per_update}"
+            f"max_lag and groups_per_update: expected both or neither, got {max_lag} and {groups_per_update}"
         )
-    return Pace(max_lag, groups_per_update)
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)
-            for name, value in options.items()}  # fmt: skip
+    return Pace(whole("max_lag", max_lag, 0), whole("groups_per_update", groups_per_update, 1))

@@ -3,7 +3,7 @@
     open() -> Request      in a thread that may hang      built or taken from the pool, reset, first question
     answered(completion)   anywhere, quick                the answer parsed
     act() -> Request       in a thread that may hang      actions taken, next question, or None: it is over
-    close()                                               the environment closed, or given back to the pool
+    close()                in a thread that may hang      the environment closed, or given back to the pool
 
 Does not know who drives it, or what waits for what.
 """
@@ -11,6 +11,7 @@ Does not know who drives it, or what waits for what.
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +27,8 @@ from headrace.agents.records import ENV, Episode, Failure
 from headrace.clock import now_s
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 def _stepped(env: TextEnv, action: str) -> Step:
@@ -59,16 +62,13 @@ class EnvPool:
     def close(self) -> None:
         """Close all that are free, whatever the others do."""
         with self._lock:
-            envs = [env for free in self._free.values() for env in free]
+            envs = [(tag, env) for tag, free in self._free.items() for env in free]
             self._free.clear()
-        failed: Exception | None = None
-        for env in envs:
+        for tag, env in envs:
             try:
                 env.close()
             except Exception as error:
-                failed = error
-        if failed is not None:
-            raise failed
+                logger.warning("%s raised in close: %s: %s", tag, type(error).__name__, error)
 
 
 class Seat:
@@ -115,7 +115,7 @@ class Seat:
         return self._play.stepped(steps, now_s() - started)
 
     def close(self) -> None:
-        """Give the environment back; what its close() raises is not worth an episode."""
+        """Give the environment back, or close it; may hang, as everything of an environment's may."""
         env, self._env = self._env, None
         if env is not None:
             self._pool.give(self.ticket.tag, env, self._is_sound)

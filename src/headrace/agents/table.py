@@ -57,9 +57,6 @@ def too_slow(seat: Seat, limits: Limits) -> EpisodeError:
     )
 
 
-def close_quietly(seat: Seat) -> None:
-    """What close() raises is logged: the episode is over either way."""
-    try:
-        seat.close()
-    except Exception as error:
-        logger.warning("%s raised in close: %s: %s", seat.ticket.tag, type(error).__name__, error)
+def told_close(seat: Seat, what: str) -> None:
+    """What close() does is not worth an episode, which is over either way: it is logged."""
+    logger.warning("%s, group %d: the environment %s", seat.ticket.tag, seat.ticket.number, what)

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import secrets
+import socket
 import tempfile
 import threading
 from collections.abc import Callable
@@ -137,8 +138,7 @@ class Hub:
         self._accepter.join()
         self._listener.close()
         for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.close()
+            _hang_up(connection)
         for thread in self._threads:
             thread.join(5.0)
         self._folder.cleanup()
@@ -214,6 +214,12 @@ class Hub:
                 reply(number, {"failure": ENGINE, "message": f"{type(error).__name__}: {error}"})
 
         self._engine.submit(request).add_done_callback(answered)
+
+
+def _hang_up(connection: Connection[Any, Any]) -> None:
+    """Whoever reads it sees its end; closing it under a reader would be an error there."""
+    with contextlib.suppress(OSError), socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.shutdown(socket.SHUT_RDWR)
 
 
 def _granted(reply: Reply, number: int, future: Future[Ticket | None]) -> None:

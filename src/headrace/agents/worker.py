@@ -22,10 +22,11 @@ from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import ENGINE, TIMEOUT, Episode, Group
 from headrace.agents.seat import EnvPool, Seat
-from headrace.agents.table import Table, as_failure, close_quietly, too_slow
+from headrace.agents.table import Table, as_failure, told_close, too_slow
 from headrace.clock import now_s
 
 _BEAT_S = 0.5  # between two signs of life
+_END_S = 5.0  # for environments to close when the worker ends
 _ENGINE = "the engine"
 _IN_ENV = ("", 0.0)
 
@@ -76,8 +77,8 @@ class Worker:
                     tasks.create_task(self._serve())
         finally:
             beating.cancel()
-            self._callers.close()
-            self._pool.close()
+            self._callers.submit(self._pool.close)
+            self._callers.close(min(self._plan.limits.env_s, _END_S))
 
     async def _serve(self) -> None:
         while (ticket := await self._port.pull()) is not None:
@@ -106,14 +107,14 @@ class Worker:
                 seat.failed(failure.failure)
             except asyncio.CancelledError:
                 if self._waits.get(seat, _IN_ENV)[0] == _ENGINE:  # else its thread closes it, when it comes back
-                    close_quietly(seat)
+                    self._callers.submit(seat.close)
                 raise
             else:
-                close_quietly(seat)
+                await self._close(seat)
                 return seat.record()
             finally:
                 self._waits.pop(seat, None)
-            close_quietly(seat)
+            await self._close(seat)
             if attempt >= plan.limits.attempts:
                 return seat.record()
 
@@ -136,6 +137,22 @@ class Worker:
             raise
         except (Exception, SystemExit) as error:
             raise as_failure(error) from error
+
+    async def _close(self, seat: Seat) -> None:
+        """In a thread, too; one that does not come back is left behind."""
+        limits = self._plan.limits
+        self._waits[seat] = (f"the environment {seat.ticket.tag} to close", now_s())
+        future = self._callers.submit(seat.close)
+        try:
+            async with asyncio.timeout(limits.env_s):
+                await asyncio.shield(asyncio.wrap_future(future))
+        except TimeoutError:
+            self._callers.give_up(future, lambda: None)
+            told_close(seat, f"did not come back from close within {limits.env_s:g} s and is left behind")
+        except (Exception, SystemExit) as error:
+            told_close(seat, f"raised in close: {type(error).__name__}: {error}")
+        finally:
+            self._waits.pop(seat, None)
 
     async def _answer(self, seat: Seat, request: Request) -> Completion:
         limits = self._plan.limits

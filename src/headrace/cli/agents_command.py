@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 from headrace.clock import wall_time
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 
 
 def main(argv: list[str]) -> int:
@@ -75,7 +76,7 @@ def _rollout(options: argparse.Namespace) -> int:
 
     config = load(options.config_name, options.overrides, options.config_dir)
     folder = options.run_dir or Path("runs") / f"agents__{config.seed}__{int(wall_time())}"
-    folder.mkdir(parents=True, exist_ok=True)
+    _require_folder(folder, "--run-dir")
     handler = logging.FileHandler(folder / "log.txt")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("headrace")
@@ -85,8 +86,8 @@ def _rollout(options: argparse.Namespace) -> int:
         with RolloutView(config.env_groups, config.group_size) as view:
             engine = engine_of(config, view.teaching)
             try:
-                (folder / "codec.json").write_text(json.dumps(describe(engine.codec)))
                 with rollouts_of(config, engine, folder) as rollouts:
+                    (folder / "codec.json").write_text(json.dumps(describe(engine.codec)))
                     groups = []
                     for group in rollouts.stream(config.env_groups):
                         groups.append(group)
@@ -103,8 +104,19 @@ def _rollout(options: argparse.Namespace) -> int:
     failed = sum(group.status != COMPLETED for group in groups)
     view.summary(metrics)
     print(f"{len(groups)} groups, {failed} of them failed; records in {folder}/records.parquet")
-    print(f"look at one with: headrace agents show {folder} {groups[0].episodes[0].episode_id}" if groups else "")
+    print(f"look at one with: headrace agents show {folder} {groups[0].episodes[0].episode_id}")
+    if failed == len(groups):
+        reasons = Counter(f"{one.boundary}: {one.message}" for group in groups for one in group.failures)
+        told = f"; most often {reasons.most_common(1)[0][0]}" if reasons else ""
+        raise HeadraceError(f"no group has a result{told}; {folder}/log.txt has the rest")
     return 0
+
+
+def _require_folder(folder: Path, option: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{option} {folder}: expected a directory: {error.strerror}") from error
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -113,6 +125,10 @@ def _compare(options: argparse.Namespace) -> int:
     from headrace.agents.config import load
 
     config = load(options.config_name, options.overrides, options.config_dir)
+    for option, path in (("--plot", options.plot), ("--json", options.json)):
+        if path is not None:  # now, not after minutes of playing
+            _require_folder(path.parent, option)
+            _require_writable(path, option)
     told = compare(config, lambda: engine_of(config), lambda name: print(f"running: {name}", file=sys.stderr))
     print(text_table(told))
     print(f"\npicture: {write_plot(told, options.plot)}")
@@ -129,6 +145,13 @@ def _compare(options: argparse.Namespace) -> int:
     return 0 if told.agree else 1
 
 
+def _require_writable(path: Path, option: str) -> None:
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: expected a file, got a directory")
+    if option == "--plot" and path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"{option} {path}: expected a name that ends in .png, .svg or .pdf")
+
+
 def _serve(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of
     from headrace.agents.config import load
@@ -136,6 +159,8 @@ def _serve(options: argparse.Namespace) -> int:
 
     config = load(options.config_name, options.overrides, options.config_dir)
     require_safe(options.host, options.token)
+    if not 0 < options.port < 65536:
+        raise UsageError(f"--port: expected 1 to 65535, got {options.port}")
     faults = Faults(
         options.fault_slow, options.slow_s, options.fault_error, options.fault_drop, options.fault_garbage,
         options.fault_wrong_logprobs,

@@ -12,14 +12,16 @@ TICKETS = 7
 
 
 class Groups(RuleBasedStateMachine):
-    """Workers take tickets, finish them, finish them late, and get lost."""
+    """Workers take tickets, finish them, finish them late, and get lost; a reader takes what is ready."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scheduler = Scheduler([Ticket(number, f"tag{number % 3}", 0, 2) for number in range(TICKETS)], attempts=2)
         self.held: dict[int, list[Ticket]] = {0: [], 1: [], 2: []}
+        self.ready: list[int] = []
         self.left: list[int] = []
         self.losses: dict[int, int] = {}
+        self.accepted = 0
 
     @rule(worker=st.integers(0, 2))
     def takes(self, worker: int) -> None:
@@ -33,8 +35,16 @@ class Groups(RuleBasedStateMachine):
     def finishes(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from([one for one, held in self.held.items() if held]))
         ticket = self.held[worker].pop()
-        assert self.scheduler.finished(ticket.number, 0.1 * ticket.number, True)
-        self.left.append(ticket.number)
+        assert self.scheduler.finished(ticket.number, 0.1 * ticket.number)
+        self.ready.append(ticket.number)
+
+    @precondition(lambda self: self.ready)
+    @rule(is_accepted=st.booleans())
+    def is_read(self, is_accepted: bool) -> None:
+        number = self.ready.pop(0)
+        self.scheduler.handed_over(number, is_accepted)
+        self.accepted += is_accepted
+        self.left.append(number)
 
     @rule(worker=st.integers(0, 2))
     def is_lost(self, worker: int) -> None:
@@ -47,20 +57,29 @@ class Groups(RuleBasedStateMachine):
         )
         self.left += [one.number for one in given_up]
 
+    @rule()
+    def the_way_changes(self) -> None:
+        """Workers are given up altogether, and somebody else plays what they had."""
+        self.scheduler.take_back()
+        self.held = {worker: [] for worker in self.held}
+
     @rule(number=st.integers(0, TICKETS - 1))
     def a_ghost_returns(self, number: int) -> None:
         """A worker that was given up answers after all."""
         if not any(ticket.number == number for held in self.held.values() for ticket in held):
-            assert not self.scheduler.finished(number, 1.0, True)
+            assert not self.scheduler.finished(number, 1.0)
 
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:
         out = [ticket.number for held in self.held.values() for ticket in held]
-        assert len(set(self.left)) == len(self.left)
-        assert not set(self.left) & set(out)
-        assert len(self.left) + len(out) + self.scheduler.num_waiting == TICKETS
+        left = [*self.left, *self.ready]
+        assert len(set(left)) == len(left)
+        assert not set(left) & set(out)
+        assert len(left) + len(out) + self.scheduler.num_waiting == TICKETS
         assert self.scheduler.num_running == len(out)
-        assert self.scheduler.is_done == (len(self.left) == TICKETS)
+        assert self.scheduler.is_done == (len(left) == TICKETS)
+        assert self.scheduler.accepted == self.accepted
+        assert not self.scheduler.is_held(0), "without a pace nobody is waited for"
 
 
 TestGroups = Groups.TestCase
@@ -82,7 +101,7 @@ def test_the_longest_expected_goes_first() -> None:
         while ticket is not None and ticket.tag != ("quick" if seconds == 0.1 else "slow"):
             ticket = scheduler.next(0, 0)
         assert ticket is not None
-        scheduler.finished(ticket.number, seconds, True)
+        scheduler.finished(ticket.number, seconds)
     rest = []
     while (ticket := scheduler.next(0, 0)) is not None:
         rest.append(ticket.tag)
@@ -101,8 +120,38 @@ def test_a_rejected_group_makes_room() -> None:
     first = scheduler.next(0, 0)
     assert first is not None
     assert scheduler.next(0, 0) is None
-    scheduler.finished(first.number, 1.0, is_accepted=False)
-    assert scheduler.next(0, 0) is not None
+    scheduler.finished(first.number, 1.0)
+    assert scheduler.next(0, 0) is None, "it may be accepted yet"
+    assert not scheduler.is_held(0), "whoever reads it may make room"
+    scheduler.handed_over(first.number, is_accepted=False)
+    second = scheduler.next(0, 0)
+    assert second is not None
+    scheduler.finished(second.number, 1.0)
+    scheduler.handed_over(second.number, is_accepted=True)
+    assert scheduler.next(0, 0) is None
+    assert scheduler.is_held(0)
+    assert not scheduler.is_held(1)
+
+
+def test_rounds_follow_each_other_without_a_barrier() -> None:
+    """The next round begins while the last is played; a round is given out before the next, so nobody starves."""
+    rounds = iter([[Ticket(2 * at, "slow", 0, 1), Ticket(2 * at + 1, "quick", 0, 1)] for at in range(100)])
+    scheduler = Scheduler([], 1, rounds=rounds, most_out=5)
+    seconds = {"slow": 9.0, "quick": 0.1}
+    taken = [scheduler.next(0, 0) for _ in range(6)]
+    assert [one.number for one in taken if one is not None] == [0, 1, 2, 3, 4]
+    assert taken[-1] is None, "five are out"
+    for one in taken[:-1]:
+        assert one is not None
+        scheduler.finished(one.number, seconds[one.tag])
+    assert scheduler.next(0, 0) is None, "ready, but nobody has read them: a slow reader is not buried"
+    for number in range(5):
+        scheduler.handed_over(number, True)
+    order = [one.number for _ in range(5) if (one := scheduler.next(0, 0)) is not None]
+    assert order == [5, 6, 7, 8, 9]
+    assert not scheduler.is_done
+    scheduler.abandon()
+    assert scheduler.is_done
 
 
 def test_workers_follow_the_engine() -> None:

@@ -20,7 +20,7 @@ from headrace.agents.engines.protocol import Completion, EngineStatistics, Reque
 from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE
 from headrace.clock import now_s
-from headrace.errors import UsageError
+from headrace.errors import UsageError, require_types
 
 
 class BatchModel(Protocol):
@@ -52,6 +52,7 @@ class Batching:
     max_wait_s: float = 0.02
 
     def __post_init__(self) -> None:
+        require_types(self, {int: ("max_batch",), float: ("max_wait_s",)})
         if self.max_batch < 1:
             raise UsageError(f"max_batch: expected at least 1, got {self.max_batch}")
         if self.max_wait_s < 0:

@@ -253,7 +253,7 @@ class OpenAIEngine:
             raise EpisodeError(ENGINE, f"an answer without a message: {_short(told)}") from error
         if not isinstance(text, str):
             raise EpisodeError(ENGINE, f"an answer without text: {_short(told)}")
-        return Completion((), (), (), text, choice.finish_reason or "stop")
+        return checked(request, Completion((), (), (), text, choice.finish_reason or "stop"), self.codec, True)
 
     async def _post(self, client: Any, request: Request) -> Any:
         return await client.completions.create(

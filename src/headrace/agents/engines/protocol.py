@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from headrace.agents.codec import Codec, Message
 from headrace.agents.failures import EpisodeError
-from headrace.agents.records import ENGINE
+from headrace.agents.records import ENGINE, plain_text
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,9 @@ def answers_of(futures: Sequence[Future[Completion]]) -> list[Completion | Episo
 
 def checked(request: Request, completion: Completion, codec: Codec, is_text_only: bool) -> Completion:
     """The completion, or EpisodeError that says what is wrong with it."""
+    if not isinstance(completion.text, str):
+        raise EpisodeError(ENGINE, f"the text of an answer is {completion.text!r}, expected text")
+    completion = replace(completion, text=plain_text(completion.text))
     if is_text_only:
         return completion
     try:  # plain numbers, whatever kind of sequence an engine has

@@ -20,7 +20,7 @@ from headrace.agents.codec import ByteCodec, Codec
 from headrace.agents.engines.batching import Batched, Batching
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.failures import EpisodeError
-from headrace.errors import UsageError
+from headrace.errors import UsageError, require_types
 
 Script = Callable[[str, np.random.Generator], str]  # the prompt's text and the request's randomness -> an answer
 
@@ -32,6 +32,13 @@ class Latency:
     base_s: float = 0.0
     per_sequence_s: float = 0.0
     jitter_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        names = ("base_s", "per_sequence_s", "jitter_s")
+        require_types(self, {float: names})
+        for name in names:
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UsageError(f"latency.{name}: expected seconds, 0 or more, got {getattr(self, name)}")
 
     def of(self, sequences: int) -> float:
         """Without the jitter."""

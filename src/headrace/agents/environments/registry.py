@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -44,8 +44,10 @@ def spec_of(tag: str, custom: Mapping[str, Any] | None = None) -> TextEnvSpec:
     kind = str(told.pop("env_type", None) or _TAGS.get(tag, ""))
     if not kind:
         raise UsageError(f"custom_envs.{tag}: expected env_type, one of {', '.join(SHIPPED)} or module:attribute")
-    options = dict(told.pop("env_config", None) or {})
-    return TextEnvSpec(tag, factory_of(kind), options, {**_LIMITS.get(kind, {}), **told})
+    options = told.pop("env_config", None) or {}
+    if not isinstance(options, Mapping):
+        raise UsageError(f"custom_envs.{tag}.env_config: expected names and values, got {options!r}")
+    return TextEnvSpec(tag, factory_of(kind), dict(options), {**_LIMITS.get(kind, {}), **told})
 
 
 EnvSource = str | TextEnvSpec | Callable[..., Any]
@@ -58,6 +60,8 @@ def as_specs(envs: EnvSources) -> tuple[TextEnvSpec, ...]:
         return tuple(_as_spec(source, tag) for tag, source in envs.items())
     if isinstance(envs, str | TextEnvSpec) or callable(envs):
         return (_as_spec(envs),)
+    if not isinstance(envs, Iterable):
+        raise UsageError(f"envs: expected tags, classes or TextEnvSpecs, got {envs!r}")
     return tuple(_as_spec(source) for source in envs)
 
 

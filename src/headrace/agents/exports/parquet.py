@@ -75,6 +75,7 @@ def _row(group: Group, one: Episode) -> dict[str, Any]:
         "failure_message": one.failure.message if one.failure else None,
         "attempts": one.attempts,
         "is_trainable": one.is_trainable,
+        "system": one.system,
         "worker": group.worker,
         "group_seconds": group.seconds,
         "lag": group.lag,
@@ -100,6 +101,7 @@ def _episode(row: dict[str, Any]) -> Episode:
         failure,
         row["attempts"],
         row["is_trainable"],
+        row.get("system", ""),
     )
 
 
@@ -140,6 +142,7 @@ def _schema(pa: Any) -> Any:
             ("failure_message", pa.string()),
             ("attempts", pa.int32()),
             ("is_trainable", pa.bool_()),
+            ("system", pa.string()),
             ("worker", pa.int32()),
             ("group_seconds", pa.float64()),
             ("lag", pa.int32()),

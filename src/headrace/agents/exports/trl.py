@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from headrace.agents.exports.verl import samples
-from headrace.agents.records import COMPLETED, Group
+from headrace.agents.exports.verl import Sample, samples
+from headrace.agents.records import LATE, Group
 from headrace.agents.rollouts import AgentRollouts
 from headrace.errors import HeadraceError, UsageError
 
+_RESERVE = 1_000_003  # the numbers of those that take a group's place are so far apart
 _PROMPT = re.compile(r"headrace group (\d+)")
 
 
@@ -46,12 +47,9 @@ def trl_rollout_func(rollouts: AgentRollouts, spare: int = 8) -> Callable[[list[
         told: dict[str, list[Any]] = {name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")}
         told["episode_reward"] = []
         for number in wanted:
-            group = _whole(played[number], rollouts, spare)
-            by_member: dict[int, Any] = {}
-            for one in samples([group]):
-                by_member[one.episode.member] = one  # of a forked conversation, the last row
+            spoken = _whole(played[number], rollouts, spare)
             for member in range(size):
-                one = by_member[member]
+                one = spoken[member]
                 told["prompt_ids"].append(one.prompt_ids.tolist())
                 told["completion_ids"].append(one.response_ids.tolist())
                 told["logprobs"].append(one.log_probs.tolist())
@@ -67,12 +65,23 @@ def episode_reward(prompts: Any, completions: Any, episode_reward: list[float], 
     return list(episode_reward)
 
 
-def _whole(group: Group, rollouts: AgentRollouts, spare: int) -> Group:
-    for again in range(1, spare + 1):
-        if group.status == COMPLETED:
-            return group
-        (group,) = rollouts.play([group.number + again * 1_000_003])
-    raise HeadraceError(f"group {group.number} and {spare} in its place failed, last: {group.failures[0].message}")
+def _whole(group: Group, rollouts: AgentRollouts, spare: int) -> dict[int, Sample]:
+    """What each member said, of this group or of the first in its place that has something to say of everyone."""
+    for again in range(spare + 1):
+        if again:
+            (group,) = rollouts.play([group.number + _RESERVE])
+        spoken = {one.episode.member: one for one in samples([group])}  # of a forked conversation, the last row
+        if len(spoken) == len(group.episodes):
+            return spoken
+    raise HeadraceError(f"group {group.number % _RESERVE} and {spare} in its place: {_why(group)}")
+
+
+def _why(group: Group) -> str:
+    if group.failures:
+        return f"failed, last: {group.failures[0].message}"
+    if group.status == LATE:
+        return "came too late"
+    return "have an episode in which nothing was said: its prompt and max_tokens are more than max_context"
 
 
 def _number(prompt: Any) -> int:
