@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ POLL_S = 0.01
 
 # Opened by a library on first use and kept for reuse: random bytes, a GPU, selectors (a leaked event loop still shows
 # by its sockets), the heap behind multiprocessing.Array (Gymnasium's AsyncVectorEnv), the font files of matplotlib.
+LOKYS_NAME = re.compile(r"(?:joblib_memmapping_folder_|sem\.loky-)(\d+)[_-]")
 KEPT_PREFIXES = ("/dev/urandom", "/dev/nvidia", "anon_inode:[eventpoll]", "/dev/shm/pym-")
 KEPT_SUFFIXES = (".ttf",)
 
@@ -178,6 +180,9 @@ def held_by_stranger(name: str) -> bool:
     path = f"/dev/shm/{name}"
     family = {os.getpid(), *descendants(os.getpid())}
     users = {int(pid) for pid in os.listdir("/proc") if pid.isdigit() and uses(int(pid), path)}
+    maker = LOKYS_NAME.match(name)  # loky writes its process id into the name, and need not keep the file open
+    if maker is not None and os.path.exists(f"/proc/{maker[1]}"):
+        users.add(int(maker[1]))
     return bool(users) and not users & family
 
 

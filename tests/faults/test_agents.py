@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.agents import crew, rollouts
-from headrace.agents.engines.batching import Batched, Batching
+from headrace.agents import crew
+from headrace.agents.engines.batching import Batched
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.engines.scripted import Latency, ScriptedModel, random_answers, scripted
 from headrace.agents.failures import EpisodeError
@@ -32,12 +32,15 @@ from headrace.agents.records import FAILED, Group, fingerprint
 from headrace.errors import UsageError
 from support.agent_envs import (
     RELEASE,
+    Busy,
     Counting,
     Dying,
     Flaky,
     Garbage,
     Hanging,
+    HangingClose,
     Heavy,
+    Leaver,
     Leaving,
     Raising,
     spec,
@@ -226,6 +229,49 @@ def test_close_that_raises_costs_nothing(caplog: pytest.LogCaptureFixture) -> No
     assert "would not close" in caplog.text
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
+def test_close_that_hangs_holds_up_nobody(
+    backend: str, n_jobs: int, pooled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its thread is left behind after the limit; the records are the calm run's."""
+    started = time.monotonic()
+    groups = rolled(
+        spec(HangingClose, tag="Counting"), backend, n_jobs, groups=2, limits=Limits(env_s=0.3), pooled=pooled
+    )
+    assert time.monotonic() - started < 12
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=2))
+    if backend in ("sequential", "threading") and not pooled:  # a process has a log of its own
+        assert "did not come back from close within 0.3 s" in caplog.text
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
+def test_an_environment_that_would_end_the_program(backend: str, n_jobs: int) -> None:
+    groups = rolled(spec(Leaver), backend, n_jobs, groups=2, limits=Limits(attempts=1))
+    assert [group.status for group in groups] == [FAILED, FAILED]
+    assert {failure.boundary for group in groups for failure in group.failures} == {"env"}
+    assert "SystemExit: 3" in groups[0].failures[0].message
+
+
+def test_auto_and_an_environment_that_always_hangs() -> None:
+    """Neither the measurement nor the episodes wait for it longer than the limit."""
+    started = time.monotonic()
+    groups = rolled(spec(Hanging), "auto", -1, groups=2, group_size=1, limits=Limits(env_s=0.2))
+    assert time.monotonic() - started < 5
+    assert [group.failures[0].boundary for group in groups] == ["timeout", "timeout"]
+
+
+def test_auto_and_a_worker_that_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Environments that compute go to processes by themselves, and one of these dies."""
+    env = spec(Busy, tag="Counting", once=str(tmp_path / "once"), parent=os.getpid(), steps=2)
+    with caplog.at_level(logging.INFO):
+        groups = rolled(env, "auto", -1, groups=4, group_size=1)
+    assert "loky, n_jobs=2" in caplog.text
+    assert (tmp_path / "once").exists()
+    assert "is gone" in caplog.text
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting, steps=2), "sequential", 1, 4, group_size=1))
+
+
 @pytest.mark.parametrize(
     ("what", "told"),
     [
@@ -309,6 +355,58 @@ def test_a_backend_that_does_not_start_falls_back(
     assert "sequentially with the same seeds" in caplog.text
     monkeypatch.undo()
     assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "threading", 2))
+
+
+@pytest.mark.parametrize("env", [Hanging, HangingClose])
+def test_the_fallback_has_the_same_limits(
+    env: type, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: Any, *_: Any) -> None:
+        raise crew.CrewError("no memory for another process")
+
+    monkeypatch.setattr(crew.Crew, "launch", refuse)
+    started = time.monotonic()
+    groups = rolled(spec(env), "loky", 2, groups=2, group_size=1, limits=Limits(env_s=0.2))
+    assert time.monotonic() - started < 5
+    assert len(groups) == 2
+    assert "sequentially with the same seeds" in caplog.text
+    assert all(group.failures[0].boundary == "timeout" for group in groups if env is Hanging)
+
+
+def test_workers_that_fail_to_start_after_some_groups_lose_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the groups are there when nobody can be started any more: the rest is played here, each once."""
+    looks = 0
+    honest = crew.Crew.look
+
+    def look(self: crew.Crew) -> None:
+        nonlocal looks
+        looks += 1
+        if looks > 3:
+            raise crew.CrewError("no more processes")
+        honest(self)
+
+    monkeypatch.setattr(crew.Crew, "look", look)
+    groups = rolled(spec(Counting, step_s=0.03), "threading", 2, groups=8, limits=Limits(max_live=4))
+    assert looks > 3
+    monkeypatch.undo()
+    assert [group.number for group in groups] == list(range(8))
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=8))
+
+
+def test_the_number_of_workers_follows_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that never waits gets fewer workers; and nothing is lost when some get no more groups."""
+    monkeypatch.setattr("headrace.agents.playing._ADAPT_S", 0.1)
+    monkeypatch.setattr("headrace.agents.auto.cores", lambda: 3)
+    model = ScriptedModel(latency=Latency(0.06))
+    with caplog.at_level(logging.INFO):
+        groups = rolled(
+            spec(Counting, steps=3, step_s=0.001), "threading", -1, groups=10, model=model, limits=Limits(max_live=6)
+        )
+    assert "of 3 workers get groups" in caplog.text
+    assert [group.number for group in groups] == list(range(10))
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting, steps=3), "sequential", 1, groups=10))
 
 
 # ------------------------------------------------------------------------------------------------ engines

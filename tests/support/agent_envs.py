@@ -117,6 +117,36 @@ class Hanging(Counting):
         return super().step(action)
 
 
+class HangingClose(Counting):
+    """Hangs in close until RELEASE is set."""
+
+    def close(self) -> None:
+        RELEASE.wait(20.0)
+
+
+class Leaver(Counting):
+    """Would end the program."""
+
+    def step(self, action: str) -> Step:
+        raise SystemExit(3)
+
+
+class Busy(Counting):
+    """Computes for a while in every step; kills its process once, if that is not `parent`."""
+
+    def __init__(self, once: str = "", parent: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self._once, self._parent = once, parent
+
+    def step(self, action: str) -> Step:
+        until = time.thread_time() + 0.008
+        while time.thread_time() < until:
+            pass
+        if self._once and os.getpid() != self._parent and claim(self._once):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
 class Flaky(Counting):
     """Raises once in all processes together."""
 

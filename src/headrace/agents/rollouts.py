@@ -198,6 +198,7 @@ class AgentRollouts:
                         if self._journal is not None:
                             self._journal.add(group)
                         self._out.discard(group.number)
+                        self.on_group(group)
                         yield group
             finally:  # what was broken off is played first next time: nothing is skipped
                 self._left = sorted({*self._out, *self._left})
@@ -252,7 +253,6 @@ class AgentRollouts:
             with closing(player.play(choice, groups, self._n_jobs == -1)) as played:
                 for group in played:
                     self._count(group, player.restarts, started, before)
-                    self.on_group(group)
                     yield group
         finally:
             self._accepted = scheduler.accepted
