@@ -52,7 +52,7 @@ def test_workers_and_backends_do_not_matter(backend: str, n_jobs: int, calm: lis
     assert any("pass@3" in name for name in summary(got))
 
 
-@pytest.mark.parametrize("backend", ["threading", "loky"])
+@pytest.mark.parametrize("backend", ["threading", "loky", "multiprocessing"])
 def test_more_workers_than_groups(backend: str) -> None:
     assert fingerprint(rolled(backend, 7, groups=3)) == fingerprint(rolled("sequential", 1, groups=3))
 
@@ -108,18 +108,53 @@ def model(parts: tuple[Any, Any]) -> Iterator[InProcessEngine]:
     engine.close()
 
 
-def sampled(engine: InProcessEngine, backend: str, n_jobs: int) -> list[Group]:
-    rules = Rules(max_turn=3, max_tokens=12, max_context=512, enable_think=False)
-    with hr.AgentRollouts([spec(Counting)], engine, n_jobs, backend, group_size=3, rules=rules) as rollouts:
-        return rollouts.run(4)
+RULES = Rules(max_turn=3, max_tokens=12, max_context=512, enable_think=False)
 
 
-def test_a_sampling_model_gives_the_same_records_everywhere(model: InProcessEngine) -> None:
-    want = sampled(model, "sequential", 1)
-    for backend, n_jobs in (("threading", 1), ("threading", 3), ("loky", 2), ("multiprocessing", 2)):
-        assert fingerprint(sampled(model, backend, n_jobs)) == fingerprint(want), (backend, n_jobs)
-    texts = {turn.answer for group in want for one in group.episodes for turn in one.turns}
+def sampled(engine: InProcessEngine, backend: str, n_jobs: int, groups: int = 10) -> list[Group]:
+    with hr.AgentRollouts([spec(Counting)], engine, n_jobs, backend, group_size=2, rules=RULES) as rollouts:
+        return rollouts.run(groups)
+
+
+@pytest.fixture(scope="module")
+def calmly_sampled(parts: tuple[Any, Any]) -> list[Group]:
+    engine = in_process(*parts, slots=8, max_context=512)
+    try:
+        return sampled(engine, "sequential", 1)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("backend", ["threading", "loky", "multiprocessing"])
+def test_a_sampling_model_gives_the_same_records_everywhere(
+    backend: str, n_jobs: int, model: InProcessEngine, calmly_sampled: list[Group]
+) -> None:
+    """10 groups, also on 4 and on 7 workers."""
+    got = sampled(model, backend, n_jobs)
+    assert fingerprint(got) == fingerprint(calmly_sampled)
+    texts = {turn.answer for group in got for one in group.episodes for turn in one.turns}
     assert len(texts) > 12, "it does sample"
+
+
+@pytest.mark.parametrize("backend", ["threading", "loky", "multiprocessing"])
+def test_a_sampling_model_and_more_workers_than_groups(
+    backend: str, model: InProcessEngine, calmly_sampled: list[Group]
+) -> None:
+    assert fingerprint(sampled(model, backend, 7, groups=3)) == fingerprint(calmly_sampled[:3])
+
+
+@pytest.mark.parametrize("parked", [0, 3, 64])
+def test_what_a_model_remembers_does_not_matter(parts: tuple[Any, Any], parked: int) -> None:
+    """Twenty conversations in four slots: their places are taken by others, or not; the tokens are the same."""
+    records = []
+    for remembering, backend, n_jobs in ((parked, "threading", 3), (0, "sequential", 1)):
+        engine = in_process(*parts, slots=4, max_context=512, parked=remembering)
+        try:
+            records.append(fingerprint(sampled(engine, backend, n_jobs)))
+        finally:
+            engine.close()
+    assert records[0] == records[1]
 
 
 def test_neighbours_that_matter_would_be_seen(parts: tuple[Any, Any]) -> None:

@@ -22,7 +22,7 @@ import pytest
 
 import headrace as hr
 from headrace.agents import crew
-from headrace.agents.engines.batching import Batched
+from headrace.agents.engines.batching import Batched, Batching
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.engines.scripted import Latency, ScriptedModel, random_answers, scripted
 from headrace.agents.failures import EpisodeError
@@ -399,11 +399,14 @@ def test_the_number_of_workers_follows_the_engine(
     """An engine that never waits gets fewer workers; and nothing is lost when some get no more groups."""
     monkeypatch.setattr("headrace.agents.playing._ADAPT_S", 0.1)
     monkeypatch.setattr("headrace.agents.auto.cores", lambda: 3)
-    model = ScriptedModel(latency=Latency(0.06))
-    with caplog.at_level(logging.INFO):
-        groups = rolled(
-            spec(Counting, steps=3, step_s=0.001), "threading", -1, groups=10, model=model, limits=Limits(max_live=6)
-        )
+    engine = Batched(ScriptedModel(latency=Latency(0.06)), Batching(max_wait_s=0.0))
+    env = spec(Counting, steps=3, step_s=0.001)
+    with (
+        caplog.at_level(logging.INFO),
+        hr.AgentRollouts([env], engine, -1, "threading", group_size=2, limits=Limits(max_live=6)) as one,
+    ):
+        groups = one.run(10)
+    engine.close()
     assert "of 3 workers get groups" in caplog.text
     assert [group.number for group in groups] == list(range(10))
     assert fingerprint(groups) == fingerprint(rolled(spec(Counting, steps=3), "sequential", 1, groups=10))

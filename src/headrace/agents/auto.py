@@ -20,8 +20,9 @@ from headrace.agents.environments.text_env import TextEnvSpec
 
 T = TypeVar("T")
 
-_BUDGET_S, _MOST_STEPS, _LEAST_STEPS = 0.3, 50, 3
+_BUDGET_S, _MOST_STEPS, _LEAST_STEPS = 0.02, 50, 2
 _CHEAP_S = 0.5e-3  # about what passing a turn to another thread and back costs at most
+_CHEAP_BESIDE_S = 2e-3  # the same, where a model in this process needs the interpreter too
 _HEAVY_S = 5e-3  # computing that is worth a process
 
 
@@ -69,7 +70,7 @@ def _measured(spec: TextEnvSpec) -> Measured:
     return Measured(spec.tag, mean(steps), min(1.0, sum(computing) / max(sum(steps), 1e-9)))
 
 
-def choose(measured: Sequence[Measured | None], n_jobs: int, groups: int) -> Choice:
+def choose(measured: Sequence[Measured | None], n_jobs: int, groups: int, is_in_process: bool = False) -> Choice:
     """From what was measured; a number of workers that was asked for is kept to. Pure but for the number of cores."""
     known = [one for one in measured if one is not None]
     if not known:
@@ -79,7 +80,7 @@ def choose(measured: Sequence[Measured | None], n_jobs: int, groups: int) -> Cho
     workers = n_jobs if n_jobs > 0 else max(1, min(cores(), groups))
     if n_jobs > 1 and (slowest.step_s < _HEAVY_S or slowest.computing < 0.5):
         return Choice("threading", workers, f"threading, n_jobs={workers} as asked for: {told}")
-    if slowest.step_s < _CHEAP_S:
+    if slowest.step_s < (_CHEAP_BESIDE_S if is_in_process else _CHEAP_S):
         return Choice("sequential", 1, f"sequential: {told}: passing it to a worker would cost as much")
     if slowest.computing < 0.5:
         return Choice("threading", workers, f"threading, n_jobs={workers}: {told}; waiting is done side by side")

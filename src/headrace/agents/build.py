@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from headrace.agents.codec import ByteCodec, TokenizerCodec
 from headrace.agents.config import AgentsConfig
-from headrace.agents.engines.protocol import Engine
+from headrace.agents.engines.protocol import Completion, Engine
 from headrace.agents.engines.scripted import random_answers, scripted
-from headrace.agents.environments.text_env import TextEnvSpec
+from headrace.agents.environments.text_env import Step, TextEnvSpec
 from headrace.agents.episode import EpisodeId, Play, Rules
 from headrace.agents.rollouts import AgentRollouts
 from headrace.errors import UsageError
@@ -31,7 +32,7 @@ def engine_of(config: AgentsConfig, on_step: Callable[[int, int], None] = lambda
 
         codec = TokenizerCodec.from_folder(Path(told.tokenizer)) if told.tokenizer else None
         return OpenAIEngine(codec, told.server)
-    return tiny_engine(config.envs, config.rules, config.seed, told.steps, told.slots, on_step)
+    return tiny_engine(config.envs, config.rules, config.seed, told.steps, told.slots, told.parked, on_step)
 
 
 def tiny_engine(
@@ -40,6 +41,7 @@ def tiny_engine(
     seed: int,
     steps: int,
     slots: int = 32,
+    parked: int = 96,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Engine:
     """A tiny model, taught on conversations of a random player with these environments."""
@@ -54,30 +56,39 @@ def tiny_engine(
     if steps:
         logger.info("teaching a model of %d parameters for %d steps", sum(p.numel() for p in model.parameters()), steps)
         taught(model, codec, texts, steps, seed, on_step=lambda step, loss: on_step(step + 1, steps))
-    return in_process(model, codec, slots=slots, max_context=rules.max_context)
+    return in_process(model, codec, slots=slots, max_context=rules.max_context, parked=parked)
 
 
 def conversations(spec: TextEnvSpec, rules: Rules, seed: int, count: int) -> list[str]:
-    """First exchanges of a random player, as the template renders them: what answers should look like."""
+    """A random player's episodes in the right format, as the template renders them: what answers should look like."""
     codec, texts = ByteCodec(), []
+    roomy = replace(rules, max_context=1 << 20)
     for number in range(count):
         rng = np.random.default_rng((seed, number))
         env = spec.build()
         try:
             observation = env.reset(int(rng.integers(2**31)))
-            play = Play(EpisodeId(number, 0, spec.tag, 0), rules, codec, lambda turn: 0, env.instructions, env.actions)
-            request = play.begin(observation)
-            if request is None:
-                continue
-            prompt = codec.decode(request.ids)
+            play = Play(EpisodeId(number, 0, spec.tag, 0), roomy, codec, lambda turn: 0, env.instructions, env.actions)
+            request, text = play.begin(observation), ""
+            while request is not None:
+                prompt = codec.decode(request.ids)
+                answer = ""
+                while "<answer>" not in answer:
+                    answer = random_answers(prompt, rng)
+                text = f"{prompt}{answer}<|im_end|>\n"
+                ids = [*codec.encode(answer), codec.eos_id]
+                actions = play.answered(Completion(ids, [0.0] * len(ids), [0] * len(ids), answer))
+                steps: list[Step] = []
+                for action in actions:
+                    steps.append(env.step(action))
+                    if steps[-1].is_done:
+                        break
+                request = play.stepped(steps)
         finally:
             with suppress(Exception):
                 env.close()
-        answer = ""
-        while "<answer>" not in answer:
-            answer = random_answers(prompt, rng)
-        texts.append(f"{prompt}{answer}<|im_end|>\n")
-    return texts
+        texts.append(text)
+    return [text for text in texts if text]
 
 
 def rollouts_of(config: AgentsConfig, engine: Engine, run_dir: Path | None = None, backend: str = "") -> AgentRollouts:

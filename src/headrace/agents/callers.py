@@ -2,6 +2,11 @@
 
     submit(call) -> Future · give_up(future, afterwards): nobody waits for it any more
 
+Calls that wait get a thread each; calls that are over in no time share a few, since threads that take turns at the
+interpreter cost more than such a call. Which kind they are is learned from those that came back; if nobody takes a call
+for a moment, all who run are in one that waits, and more threads come. A thread takes call after call without the lock;
+that is for those who go to sleep, wake others, or give up.
+
 Python can't stop a thread, so a hung call keeps its own until it returns; then `afterwards` runs (an environment is
 closed where it was stuck) and the thread ends. Threads are daemons: a call that never returns can't keep the process.
 Does not know environments.
@@ -10,111 +15,186 @@ Does not know environments.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headrace.clock import now_s
 
 T = TypeVar("T")
 
+_DRAIN_S = 2e-3  # calls that wait should all have begun after that
+_SHORT_S = 2e-4  # a call that waits no longer does not keep its thread from the next
+_STUCK_S = 4e-3  # without a call being taken: whoever runs is in one that waits
+
 
 @dataclass
 class _Job:
     call: Callable[[], Any]
     future: Future[Any]
+    submitted_s: float
+    thread: threading.Thread = field(default_factory=threading.current_thread)
     afterwards: Callable[[], None] | None = None
-    is_given_up: bool = False
-    thread: threading.Thread | None = None
 
 
 class Callers:
-    """As many threads as there are calls at one time, at most `most`; idle ones are used again."""
+    """As many threads as calls that wait, at most `most`; idle ones are used again."""
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
         self._jobs: deque[_Job] = deque()
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._changed, self._keeping = threading.Condition(lock), threading.Condition(lock)
         self._running: dict[int, _Job] = {}  # by the future's id
-        self._idle = 0
+        self._idle = 0  # threads that wait for a call
+        self._coming = 0  # those that were woken or started and have not taken one yet
         self._threads: set[threading.Thread] = set()
+        self._keeper: threading.Thread | None = None
+        self._waits_s = 0.0  # of a call, what it does not compute: about the shorter ones
+        self._taken_s = 0.0  # when one was last taken
         self._is_closed = False
+
+    @property
+    def taken_s(self) -> float:
+        """When a call was last begun."""
+        return self._taken_s
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Run it as soon as a thread is free."""
         future: Future[T] = Future()
+        self.submit_all([(call, future)])
+        return future
+
+    def submit_all(self, calls: Sequence[tuple[Callable[[], Any], Future[Any]]]) -> None:
+        """Several at once, each with its future."""
+        now = now_s()
         with self._changed:
             assert not self._is_closed, "closed"
-            self._jobs.append(_Job(call, future))
-            if self._idle >= len(self._jobs):
-                self._changed.notify()
-            else:
-                self._start()
-        return future
+            self._jobs.extend(_Job(call, future, now) for call, future in calls)
+            wanted = min(len(self._jobs), 1 + int(len(self._jobs) * self._waits_s / _DRAIN_S))
+            soon_free = len(self._threads) - self._idle - self._coming if self._waits_s < _SHORT_S else 0
+            self._wake(wanted - self._coming - soon_free)
+            if self._most > 1 and len(self._jobs) <= len(calls):
+                self._keep()
 
     def give_up(self, future: Future[Any], afterwards: Callable[[], None]) -> None:
         """Nobody waits for this call any more; `afterwards` runs when, and if, it returns."""
         with self._changed:
-            job = self._running.get(id(future))
-            if job is not None:
-                job.is_given_up, job.afterwards = True, afterwards
-                if job.thread is not None:
-                    self._threads.discard(job.thread)  # it is lost to us: another takes its place
-                if self._jobs:
-                    self._start()
+            job = None if future.cancel() else self._running.pop(id(future), None)
+            if job is not None:  # whoever takes it out of `_running` has it: its thread sees that it was given up
+                job.afterwards = afterwards
+                self._threads.discard(job.thread)  # it is lost to us: another takes its place
+                self._wake(min(1, len(self._jobs)))
                 return
-        future.cancel()
         afterwards()
 
     def close(self, patience_s: float = 1.0) -> int:
         """End all threads that are not stuck; returns how many calls are still out."""
         with self._changed:
             self._is_closed = True
+            self._wake(len(self._jobs))
+            self._coming, self._idle = self._coming + self._idle, 0
             self._changed.notify_all()
-            threads = list(self._threads)
+            self._keeping.notify()
+            threads = [*self._threads, *([self._keeper] if self._keeper is not None else [])]
         deadline = now_s() + patience_s
         for thread in threads:
             thread.join(max(0.0, deadline - now_s()))
         with self._changed:
             return len(self._running)
 
-    def _start(self) -> None:
-        if len(self._threads) < self._most:
+    def _wake(self, count: int) -> None:
+        """That many threads more: idle ones first, then new ones."""
+        idle = max(0, min(count, self._idle))
+        if idle:
+            self._idle, self._coming = self._idle - idle, self._coming + idle
+            self._changed.notify(idle)
+        for _ in range(min(count - idle, self._most - len(self._threads))):
             thread = threading.Thread(target=self._work, name="env-caller", daemon=True)
             self._threads.add(thread)
+            self._coming += 1
             thread.start()
+
+    def _keep(self) -> None:
+        if self._keeper is None:
+            self._keeper = threading.Thread(target=self._watch, name="env-callers-keeper", daemon=True)
+            self._keeper.start()
+        else:
+            self._keeping.notify()
+
+    def _watch(self) -> None:
+        """The keeper: where all threads are in calls that wait, more of them, until the queue moves.
+
+        All at once if the process has next to nothing to do; else threads may just not get to the interpreter, and
+        twice as many are enough of a try.
+        """
+        with self._changed:
+            while not self._is_closed:
+                looked_s, computed_s = now_s(), time.process_time()
+                self._keeping.wait(_STUCK_S if self._jobs else None)
+                try:
+                    waits_s = now_s() - max(self._taken_s, self._jobs[0].submitted_s)
+                except IndexError:  # somebody has taken it
+                    continue
+                if waits_s < _STUCK_S:
+                    continue
+                is_idle = time.process_time() - computed_s < 0.5 * (now_s() - looked_s)
+                more = len(self._jobs) if is_idle else min(len(self._jobs), max(1, len(self._threads) - self._idle))
+                self._wake(more - self._coming)
 
     def _work(self) -> None:
         me = threading.current_thread()
+        with self._changed:
+            self._coming -= 1
         while True:
-            with self._changed:
-                while not self._jobs:
-                    if self._is_closed:
-                        self._threads.discard(me)
-                        return
-                    self._idle += 1
-                    self._changed.wait()
-                    self._idle -= 1
+            try:
                 job = self._jobs.popleft()
-                if not job.future.set_running_or_notify_cancel():
+            except IndexError:
+                if self._sleep(me):
                     continue
-                job.thread = me
-                self._running[id(job.future)] = job
+                return
+            begun_s = self._taken_s = now_s()
+            job.thread = me
+            self._running[id(job.future)] = job
+            if not job.future.set_running_or_notify_cancel():
+                del self._running[id(job.future)]
+                continue
+            computing_s = time.thread_time()
             try:
                 result, error = job.call(), None
             except BaseException as raised:
                 result, error = None, raised
-            with self._changed:
-                del self._running[id(job.future)]
+            self._learn(now_s() - begun_s - (time.thread_time() - computing_s))
+            is_given_up = self._running.pop(id(job.future), None) is None
             if error is None:
                 job.future.set_result(result)
             else:
                 job.future.set_exception(error)
-            if job.is_given_up:
-                if job.afterwards is not None:
-                    with suppress(Exception):
-                        job.afterwards()
+            if is_given_up:
+                with self._changed:
+                    afterwards = job.afterwards
+                assert afterwards is not None
+                with suppress(Exception):
+                    afterwards()
                 return
+
+    def _sleep(self, me: threading.Thread) -> bool:
+        """Until there is something to do; False: there will not be."""
+        with self._changed:
+            while not self._jobs:
+                if self._is_closed:
+                    self._threads.discard(me)
+                    return False
+                self._idle += 1
+                self._changed.wait()
+                self._coming -= 1
+            return True
+
+    def _learn(self, waited_s: float) -> None:
+        """Down quickly and up slowly: a call that computes looks as if it waited when others have the interpreter."""
+        rate = 0.3 if waited_s < self._waits_s else 0.03
+        self._waits_s += rate * (waited_s - self._waits_s)

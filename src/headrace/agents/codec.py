@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from headrace.errors import UsageError
 
 Message = dict[str, str]  # role and content
@@ -81,7 +83,12 @@ class ByteCodec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Bytes as UTF-8."""
-        parts = (bytes((one,)) if one < 256 else _SPECIALS[one - 256].encode() for one in ids)
+        array = np.asarray(ids, np.int64)
+        parts, start = list[bytes](), 0
+        for at in np.flatnonzero(array > 255).tolist():
+            parts += [array[start:at].astype(np.uint8).tobytes(), _SPECIALS[int(array[at]) - 256].encode()]
+            start = at + 1
+        parts.append(array[start:].astype(np.uint8).tobytes())
         return b"".join(parts).decode(errors="replace")
 
     def render(self, messages: Sequence[Message], is_asking: bool) -> str:

@@ -36,6 +36,7 @@ class EngineConfig:
     batching: Batching = field(default_factory=Batching)
     server: Server = field(default_factory=Server)
     slots: int = 32
+    parked: int = 96
     steps: int = 300  # of teaching the tiny model
     tokenizer: str = ""  # of a server's model: its folder
 
@@ -88,8 +89,9 @@ _KNOWN: dict[str, Any] = {
     "engine.latency.per_sequence_s": 0.0,
     "engine.latency.jitter_s": 0.0,
     "engine.max_batch": 256,
-    "engine.max_wait_s": 0.02,
+    "engine.max_wait_s": 0.1,
     "engine.slots": 32,
+    "engine.parked": 96,
     "engine.steps": 300,
     "engine.urls": [],
     "engine.model": "",
@@ -103,7 +105,8 @@ _WHOLE = {
     "agent_proxy.parallel_n_jobs": -1,
     "es_manager.train.env_groups": 1,
     "es_manager.train.group_size": 1,
-    "engine.slots": 1,
+    "engine.slots": 4,
+    "engine.parked": 0,
     "engine.steps": 0,
     "engine.attempts": 1,
 }
@@ -283,6 +286,7 @@ def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
             attempts=values["engine.attempts"],
         ),
         values["engine.slots"],
+        values["engine.parked"],
         values["engine.steps"],
         str(values["engine.tokenizer"]),
     )

@@ -20,6 +20,7 @@ from typing import Any
 
 import cloudpickle
 
+from headrace.agents.bridge import Bridge
 from headrace.agents.dispatcher import Dispatcher
 from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.plan import Ticket
@@ -42,14 +43,20 @@ class MemoryPort:
 
     def __init__(self, worker: int, dispatcher: Dispatcher, engine: Engine) -> None:
         self._worker, self._dispatcher, self._engine = worker, dispatcher, engine
+        self._bridge = Bridge()
 
     async def pull(self) -> Ticket | None:
         """From the dispatcher."""
-        return await asyncio.wrap_future(self._dispatcher.pull(self._worker))
+        return await self._bridge.result(self._dispatcher.pull(self._worker))
 
-    async def generate(self, request: Request) -> Completion:
-        """From the engine."""
-        return await asyncio.wrap_future(self._engine.submit(request))
+    async def generate(self, request: Request, limit_s: float) -> Completion:
+        """From the engine, who need not answer what nobody waits for."""
+        future = self._engine.submit(request)
+        try:
+            return await self._bridge.result(future, limit_s)
+        except (asyncio.CancelledError, TimeoutError):
+            future.cancel()
+            raise
 
     def done(self, group: Group) -> None:
         """To the dispatcher."""

@@ -41,9 +41,11 @@ class Dispatcher:
         scheduler: Scheduler,
         version: Callable[[], int],
         on_live: Callable[[int], None],
+        most_live: int,
         is_fragile: bool = False,
     ) -> None:
-        self._scheduler, self._version, self._on_live = scheduler, version, on_live
+        self._scheduler, self._version = scheduler, version
+        self._on_live, self._most_live = on_live, most_live  # groups at one time
         self._lock = threading.Lock()
         self._pulls: deque[tuple[int, Future[Ticket | None]]] = deque()
         self._members: dict[int, _Member] = {}
@@ -234,7 +236,8 @@ class Dispatcher:
                 logger.info("group %d (%s) goes to worker %d", ticket.number, ticket.tag, worker)
                 granted.append((future, ticket))
         self._pulls = kept
-        self._on_live(self._scheduler.num_running * self._group_size)
+        to_come = min(self._most_live, self._scheduler.num_running + self._scheduler.num_waiting)
+        self._on_live(to_come * self._group_size)
         return granted
 
 

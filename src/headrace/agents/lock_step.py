@@ -9,8 +9,8 @@ go on in a new thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from headrace.agents.callers import Callers
@@ -24,6 +24,7 @@ from headrace.agents.table import Table, as_failure, told_close, too_slow
 from headrace.clock import now_s
 
 Move = Callable[[], Request | None]  # a seat's open or act
+Call = tuple[Seat, Move, Future[Request | None]]
 
 
 def _generated(engine: Engine, requests: list[Request], limits: Limits) -> list[Completion | EpisodeError]:
@@ -40,6 +41,22 @@ def _generated(engine: Engine, requests: list[Request], limits: Limits) -> list[
         return [late] * len(requests)
     finally:
         asking.close(0.0)
+
+
+def _run(callers: Callers, calls: Sequence[Call], limits: Limits) -> set[Seat]:
+    """One after the other in the callers' thread; returns those that hung and were given up."""
+    callers.submit_all([(move, future) for _, move, future in calls])
+    begun_s, left, hung = now_s(), list(calls), set[Seat]()
+    while left:
+        begun_s = max(begun_s, callers.taken_s)
+        wait((left[-1][2],), max(0.0, limits.env_s - (now_s() - begun_s)))  # for the last, not for each: one wake-up
+        left = [one for one in left if not one[2].done()]
+        if left and now_s() - max(begun_s, callers.taken_s) >= limits.env_s:
+            seat, _, future = left.pop(0)
+            callers.give_up(future, seat.close)
+            hung.add(seat)
+            begun_s = now_s()  # of the next, in another thread
+    return hung
 
 
 def play(
@@ -89,23 +106,19 @@ def play(
                     seat_at(table, member, 1)
             if not seats:
                 return
-            calls, moving[:] = list(moving), []
+            calls, moving[:] = [(seat, move, Future[Request | None]()) for seat, move in moving], []
             asking: list[tuple[Seat, Request]] = []
-            futures = [callers.submit(move) for _, move in calls]
-            for (seat, _), future in zip(calls, futures, strict=True):
-                try:
-                    request = future.result(limits.env_s)
-                except FutureTimeout:
+            hung = _run(callers, calls, limits)
+            for seat, _, future in calls:
+                if seat in hung:
                     seats.discard(seat)
-                    callers.give_up(future, seat.close)
                     leave(seat.abandoned(), too_slow(seat, limits))
-                except (Exception, SystemExit) as error:
+                elif (error := future.exception()) is not None:
                     leave(seat, as_failure(error))
+                elif (request := future.result()) is None:
+                    leave(seat, None)
                 else:
-                    if request is None:
-                        leave(seat, None)
-                    else:
-                        asking.append((seat, request))
+                    asking.append((seat, request))
             settle()
             engine.expect(len(seats))
             started = now_s()

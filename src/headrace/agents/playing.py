@@ -98,11 +98,11 @@ class Player:
     def _with_workers(self, choice: auto.Choice, groups: int, is_adapting: bool) -> Iterator[Group]:
         stage, scheduler = self._stage, self._scheduler
         dispatcher = self._dispatcher = Dispatcher(
-            scheduler, lambda: stage.engine.version, stage.engine.expect, is_fragile=choice.backend == "loky"
+            scheduler, lambda: stage.engine.version, stage.engine.expect, groups, is_fragile=choice.backend == "loky"
         )
         plan = WorkerPlan(
             stage.plan, stage.engine.codec, stage.engine.is_text_only, stage.limits, stage.reusable,
-            max(1, -(-groups // choice.n_jobs)),
+            stage.plan.group_size * max(1, -(-groups // choice.n_jobs)),
         )  # fmt: skip
         crew = self._crew = Crew(choice.backend, choice.n_jobs, plan, dispatcher, stage.engine)
         adapting = _Adapting(dispatcher, stage.engine, choice.n_jobs) if is_adapting else None

@@ -271,7 +271,7 @@ class AgentRollouts:
             return auto.Choice(self._backend, max(1, workers), f"{self._backend}, n_jobs={workers}: asked for")
         if self._measured is None:
             self._measured = [auto.measure(spec, self.limits.env_s) for spec in self.plan.envs]
-        return auto.choose(self._measured, self._n_jobs, groups)
+        return auto.choose(self._measured, self._n_jobs, groups, getattr(self.engine, "is_in_process", False))
 
     def _may_reuse(self, spec: TextEnvSpec) -> bool:
         return bool(auto.within(self.limits.env_s, lambda: is_reusable(spec)))

@@ -25,6 +25,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+from headrace.agents.bridge import Bridge, awaited
 from headrace.agents.dispatcher import Dispatcher
 from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.failures import EpisodeError
@@ -41,7 +42,7 @@ class SocketPort:
 
     def __init__(self, address: str, key: bytes, worker: int) -> None:
         self._connection: Connection[Any, Any] = Client(address, "AF_UNIX", authkey=key)
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._bridge = asyncio.get_running_loop(), Bridge()
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._count = 0
         self._is_gone = False
@@ -54,9 +55,9 @@ class SocketPort:
         told = await self._ask({"pull": True})
         return None if told is None else Ticket(**told)
 
-    async def generate(self, request: Request) -> Completion:
+    async def generate(self, request: Request, limit_s: float) -> Completion:
         """Through the hub."""
-        told = await self._ask({"generate": vars(request) | {"ids": list(request.ids)}})
+        told = await self._ask({"generate": vars(request) | {"ids": list(request.ids)}}, limit_s)
         if "failure" in told:
             raise EpisodeError(told["failure"], told["message"])
         return Completion(**told)
@@ -76,7 +77,7 @@ class SocketPort:
             self._reader.join(5.0)  # the hub hangs up once it has read everything
         self._connection.close()
 
-    async def _ask(self, message: dict[str, Any]) -> Any:
+    async def _ask(self, message: dict[str, Any], limit_s: float | None = None) -> Any:
         if self._is_gone:
             raise ConnectionResetError("the parent is gone")
         self._count += 1
@@ -85,7 +86,7 @@ class SocketPort:
         self._pending[number] = future
         try:
             self._send(message | {"id": number})
-            return await future
+            return await awaited(future, limit_s)
         finally:
             self._pending.pop(number, None)
 
@@ -93,12 +94,11 @@ class SocketPort:
         self._connection.send_bytes(json.dumps(message).encode())
 
     def _read(self) -> None:
-        with contextlib.suppress(EOFError, OSError, RuntimeError):
+        with contextlib.suppress(EOFError, OSError):
             while True:
                 told = json.loads(self._connection.recv_bytes())
-                self._loop.call_soon_threadsafe(self._resolve, told["id"], told["answer"])
-        with contextlib.suppress(RuntimeError):  # the loop may be closed already
-            self._loop.call_soon_threadsafe(self._hang_up)
+                self._bridge.post(partial(self._resolve, told["id"], told["answer"]))
+        self._bridge.post(self._hang_up)
 
     def _resolve(self, number: int, answer: Any) -> None:
         future = self._pending.get(number)

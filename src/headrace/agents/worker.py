@@ -1,19 +1,22 @@
 """A worker: an event loop that plays groups, each episode going on as soon as its own answer is back.
 
-    slot: pull -> all members of the group at once -> done        as many slots as groups may be live here
+    room for a group? -> pull -> all its members at once -> done      `most_live` episodes at one time
     episode: [environment's call in a thread, with a limit] -> [engine's answer, with a limit] -> ...
 
 The same coroutine runs in a thread of the parent or in a process of its own; all it has of the world outside is a
-port: where groups come from, who answers, and where finished groups go. Groups are never split between workers.
+port: where groups come from, who answers, and where finished groups go. Groups are never split between workers; the
+next one begins when there is room for its episodes, not when another group is over: its last member may take long.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+from headrace.agents.bridge import Bridge
 from headrace.agents.callers import Callers
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, Request
@@ -24,6 +27,8 @@ from headrace.agents.records import ENGINE, TIMEOUT, Episode, Group
 from headrace.agents.seat import EnvPool, Seat
 from headrace.agents.table import Table, as_failure, told_close, too_slow
 from headrace.clock import now_s
+
+T = TypeVar("T")
 
 _BEAT_S = 0.5  # between two signs of life
 _END_S = 5.0  # for environments to close when the worker ends
@@ -37,8 +42,8 @@ class Port(Protocol):
     async def pull(self) -> Ticket | None:
         """The next group; None: there are no more."""
 
-    async def generate(self, request: Request) -> Completion:
-        """The engine's answer."""
+    async def generate(self, request: Request, limit_s: float) -> Completion:
+        """The engine's answer; TimeoutError after limit_s."""
 
     def done(self, group: Group) -> None:
         """A group that is over."""
@@ -56,7 +61,7 @@ class WorkerPlan:
     is_text_only: bool
     limits: Limits
     reusable: frozenset[str]
-    slots: int
+    most_live: int
 
 
 class Worker:
@@ -66,27 +71,45 @@ class Worker:
         self._index, self._plan, self._port = index, plan, port
         self._pool = EnvPool(plan.reusable)
         self._callers = Callers()
+        self._bridge = Bridge()
+        self._live = 0  # episodes
+        self._has_room = asyncio.Event()
+        self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []  # that have not gone to the callers yet
         self._waits: dict[Seat, tuple[str, float]] = {}
 
     async def run(self) -> None:
         """Play until there are no more groups."""
+        group_size = self._plan.plan.group_size
         beating = asyncio.create_task(self._beat())
         try:
             async with asyncio.TaskGroup() as tasks:
-                for _ in range(self._plan.slots):
-                    tasks.create_task(self._serve())
+                while True:
+                    while self._live and self._live + group_size > self._plan.most_live:
+                        self._has_room.clear()
+                        await self._has_room.wait()
+                    ticket = await self._port.pull()
+                    if ticket is None:
+                        break
+                    self._live += group_size
+                    tasks.create_task(self._group(ticket))
         finally:
             beating.cancel()
+            self._flush()
             self._callers.submit(self._pool.close)
             self._callers.close(min(self._plan.limits.env_s, _END_S))
 
-    async def _serve(self) -> None:
-        while (ticket := await self._port.pull()) is not None:
-            table = Table(ticket, now_s())
-            members = range(ticket.group_size)
-            episodes = await asyncio.gather(*(self._episode(ticket, member) for member in members))
-            table.episodes = dict(enumerate(episodes))
-            self._port.done(table.group(self._index))
+    async def _group(self, ticket: Ticket) -> None:
+        table = Table(ticket, now_s())
+        episodes = await asyncio.gather(*(self._member(ticket, member) for member in range(ticket.group_size)))
+        table.episodes = dict(enumerate(episodes))
+        self._port.done(table.group(self._index))
+
+    async def _member(self, ticket: Ticket, member: int) -> Episode:
+        try:
+            return await self._episode(ticket, member)
+        finally:
+            self._live -= 1
+            self._has_room.set()
 
     async def _episode(self, ticket: Ticket, member: int) -> Episode:
         plan, attempt = self._plan, 0
@@ -122,10 +145,9 @@ class Worker:
         """An environment's call in a thread; one that does not come back is given up."""
         limits = self._plan.limits
         self._waits[seat] = (f"the environment {seat.ticket.tag}", now_s())
-        future = self._callers.submit(move)
+        future = self._submit(move)
         try:
-            async with asyncio.timeout(limits.env_s):
-                return await asyncio.shield(asyncio.wrap_future(future))
+            return await self._bridge.result(future, limits.env_s)
         except asyncio.CancelledError:
             self._callers.give_up(future, seat.close)
             raise
@@ -138,14 +160,26 @@ class Worker:
         except (Exception, SystemExit) as error:
             raise as_failure(error) from error
 
+    def _submit(self, call: Callable[[], T]) -> Future[T]:
+        """To the callers, together with all else that this turn of the loop brings: one lock, one wake-up."""
+        future: Future[T] = Future()
+        self._calls.append((call, future))
+        if len(self._calls) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+        return future
+
+    def _flush(self) -> None:
+        calls, self._calls = self._calls, []
+        if calls:
+            self._callers.submit_all(calls)
+
     async def _close(self, seat: Seat) -> None:
         """In a thread, too; one that does not come back is left behind."""
         limits = self._plan.limits
         self._waits[seat] = (f"the environment {seat.ticket.tag} to close", now_s())
-        future = self._callers.submit(seat.close)
+        future = self._submit(seat.close)
         try:
-            async with asyncio.timeout(limits.env_s):
-                await asyncio.shield(asyncio.wrap_future(future))
+            await self._bridge.result(future, limits.env_s)
         except TimeoutError:
             self._callers.give_up(future, lambda: None)
             told_close(seat, f"did not come back from close within {limits.env_s:g} s and is left behind")
@@ -158,8 +192,7 @@ class Worker:
         limits = self._plan.limits
         self._waits[seat] = (_ENGINE, now_s())
         try:
-            async with asyncio.timeout(limits.engine_s):
-                return await self._port.generate(request)
+            return await self._port.generate(request, limits.engine_s)
         except TimeoutError:
             raise EpisodeError(TIMEOUT, f"the engine did not answer within {limits.engine_s:g} s") from None
         except (EpisodeError, ConnectionError):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.agents.codec import ByteCodec
-from headrace.agents.engines.batching import Batched, Batching, hold_until
+from headrace.agents.engines.batching import Batched, Batching, Hold
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.failures import EpisodeError
 from headrace.errors import UsageError
@@ -18,18 +18,51 @@ from headrace.errors import UsageError
 BOUNDS = Batching(max_batch=8, max_wait_s=0.02)
 
 
+def until(size: int, last_s: float, live: int, batch_s: float, free_s: float = 5.0, **more: Any) -> float:
+    return Hold(size, last_s, free_s, live, batch_s, **more).until(BOUNDS)
+
+
 def test_a_full_batch_goes_at_once() -> None:
-    assert hold_until(8, 5.0, 5.0, live=100, batch_s=1.0, bounds=BOUNDS) == float("-inf")
+    assert until(8, 5.0, live=100, batch_s=1.0) == float("-inf")
 
 
 def test_a_batch_of_everybody_goes_at_once() -> None:
-    assert hold_until(3, 5.0, 5.0, live=3, batch_s=1.0, bounds=BOUNDS) == float("-inf")
+    assert until(3, 5.0, live=3, batch_s=1.0) == float("-inf")
 
 
 def test_it_is_held_as_long_as_waiting_costs_less() -> None:
-    assert hold_until(4, 5.0, 5.001, live=8, batch_s=0.04, bounds=BOUNDS) == pytest.approx(5.011)
-    assert hold_until(1, 5.0, 5.0, live=8, batch_s=9.0, bounds=BOUNDS) == pytest.approx(5.02), "at most max_wait_s"
-    assert hold_until(1, 5.0, 5.0, live=8, batch_s=0.0, bounds=BOUNDS) == 5.0, "a quick model need not wait"
+    assert until(4, 5.001, live=8, batch_s=0.04) == pytest.approx(5.011)
+    assert until(1, 5.0, live=8, batch_s=9.0) == pytest.approx(5.02), "at most max_wait_s"
+    assert until(1, 5.0, live=8, batch_s=0.0) == 5.0, "a quick model need not wait"
+
+
+def test_those_who_come_back_soon_are_waited_for() -> None:
+    """Four wait since 4.9, four were answered at 5.0 and come back within 2 ms: they go together from now on."""
+    assert until(4, 4.9, live=8, batch_s=0.06, answered=4, return_s=0.002) == pytest.approx(5.004)
+    assert until(4, 4.9, live=8, batch_s=0.06, answered=4, return_s=0.04) < 5.0, "too long for what it brings"
+    assert until(4, 4.9, live=8, batch_s=0.06, answered=1, return_s=0.01) < 5.0, "too few"
+
+
+def test_two_halves_that_take_turns_find_together() -> None:
+    """Players who think for a moment, in two halves that are out of step: soon all of them are in every batch."""
+    model = Slow()
+    engine = Batched(model, Batching(64, 0.05))
+    engine.expect(8)
+
+    def play(number: int) -> None:
+        if number % 2:
+            threading.Event().wait(0.01)
+        for turn in range(8):
+            engine.submit(Request(number, 0, turn, [1], 4, 0)).result(10)
+            threading.Event().wait(0.001)
+
+    players = [threading.Thread(target=play, args=(number,)) for number in range(8)]
+    for one in players:
+        one.start()
+    for one in players:
+        one.join()
+    engine.close()
+    assert model.sizes.count(8) >= 5, model.sizes
 
 
 class Echo:
@@ -55,6 +88,14 @@ class Echo:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class Slow(Echo):
+    """Takes 20 ms."""
+
+    def run(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
+        threading.Event().wait(0.02)
+        return super().run(requests)
 
 
 def asked(number: int) -> Request:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from headrace.agents.callers import Callers
@@ -64,3 +68,57 @@ def test_a_call_that_has_not_begun_is_cancelled() -> None:
     assert first.result(5)
     assert second.cancelled()
     callers.close()
+
+
+def test_quick_calls_share_a_few_threads() -> None:
+    callers, seen = Callers(), set[int]()
+    for _ in range(30):
+        calls: list[tuple[Callable[[], None], Future[None]]] = [
+            (lambda: seen.add(threading.get_ident()), Future()) for _ in range(200)
+        ]
+        callers.submit_all(calls)
+        for _, future in calls:
+            future.result(5)
+    assert len(seen) < 60, "not a thread each"
+    assert callers.close() == 0
+
+
+def test_calls_that_wait_do_not_wait_for_each_other() -> None:
+    """After quick calls, twenty that take 50 ms: the first such burst costs a moment to find out, the second none."""
+    callers = Callers()
+    for one in [callers.submit(lambda: None) for _ in range(50)]:
+        one.result(5)
+    for _ in range(2):
+        started = time.monotonic()
+        for one in [callers.submit(lambda: time.sleep(0.05)) for _ in range(20)]:
+            one.result(5)
+        assert time.monotonic() - started < 0.5, "one after the other would take a second"
+    callers.close()
+
+
+def test_nothing_is_left_in_the_queue() -> None:
+    """Calls that come one by one while threads go to sleep: every one is taken, by somebody."""
+    callers = Callers()
+    for count in range(2000):
+        assert callers.submit(lambda count=count: count).result(5) == count
+    callers.close()
+
+
+def test_giving_up_what_ends_at_that_moment() -> None:
+    """Whoever wins, the environment is closed exactly once, and not while the call runs."""
+    for pause_s in np.linspace(0.0, 0.002, 60):
+        callers, closed, is_running = Callers(), list[bool](), threading.Event()
+
+        def call(is_running: threading.Event = is_running) -> None:
+            is_running.set()
+            time.sleep(0.001)
+            is_running.clear()
+
+        future = callers.submit(call)
+        time.sleep(pause_s)
+        callers.give_up(future, lambda closed=closed, is_running=is_running: closed.append(is_running.is_set()))
+        callers.close()
+        deadline = time.monotonic() + 5
+        while not closed and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        assert closed == [False]

@@ -64,6 +64,23 @@ def test_groups_are_shared_out_evenly_if_nothing_is_said() -> None:
         ("custom_envs.Bandit.env_confg.pulls=3", "did you mean env_config?"),
         ("custom_envs.Bandit.env_type=bandits", "did you mean bandit?"),
         ("limits.env_s=0", "env_s: expected seconds above 0"),
+        ("limits.env_s=abc", "limits.env_s: expected a number, got 'abc'"),
+        ("custom_envs.Bandit.env_config=5", "custom_envs.Bandit.env_config: expected names and values, got 5"),
+        ("engine.max_batch=abc", "max_batch: expected a whole number, got 'abc'"),
+        ("engine.max_wait_s=abc", "engine.max_wait_s: expected a number, got 'abc'"),
+        ("engine.urls=5", "engine.urls: expected the address of a server, or several, got 5"),
+        ("engine.urls=[5]", "engine.urls: expected the address"),
+        ("engine.slots=2", "engine.slots: expected a whole number of at least 4, got 2"),
+        ("engine.parked=-1", "engine.parked: expected a whole number of at least 0, got -1"),
+        ("engine.steps=x", "engine.steps: expected a whole number of at least 0"),
+        ("engine.attempts=0", "engine.attempts: expected a whole number of at least 1"),
+        ("engine.latency.base_s=-1", "latency.base_s: expected seconds, 0 or more, got -1"),
+        ("engine.latency.jitter_s=x", "engine.latency.jitter_s: expected a number"),
+        ("es_manager.train.env_configs.n_groups=3", "n_groups: expected a list, a number per tag, got 3"),
+        ("es_manager.train.env_configs.n_groups=[a]", "n_groups: expected a whole number of at least 0, got 'a'"),
+        ("es_manager.train.group_size=0", "group_size: expected a whole number of at least 1, got 0"),
+        ("seed=-3", "seed: expected a whole number of at least 0, got -3"),
+        ("agent_proxy.parallel_n_jobs=2.5", "parallel_n_jobs: expected a whole number"),
     ],
 )
 def test_what_is_refused(override: str, told: str) -> None:
@@ -86,6 +103,9 @@ def test_files_of_ones_own_build_on_the_shipped_ones(tmp_path: Path) -> None:
         ("- a\n- b\n", "expected keys and values"),
         ("a: [", "not YAML"),
         ("custom_envs: 3\n", "custom_envs: expected tags"),
+        ("defaults: 5\n", "defaults: expected the name of a configuration, or several, got 5"),
+        ("defaults: [5]\n", "defaults: expected the name"),
+        ("custom_envs: {Bandit: {env_config: 5}}\n", "env_config: expected names and values, got 5"),
     ],
 )
 def test_bad_files_are_named(text: str, told: str, tmp_path: Path) -> None:
@@ -99,3 +119,16 @@ def test_bad_files_are_named(text: str, told: str, tmp_path: Path) -> None:
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="no such configuration: did you mean base-parallel"):
         load("base-paralel")
+
+
+def test_defaults_that_lead_back_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("defaults: b\n")
+    (tmp_path / "b.yaml").write_text("defaults: a\n")
+    with pytest.raises(UsageError, match="a: its defaults lead back to it: a -> b -> a"):
+        load("a", folder=tmp_path)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "odd.yaml").write_bytes(b"seed: \xff\xfe\n")
+    with pytest.raises(UsageError, match=r"odd\.yaml: not YAML"):
+        load(str(tmp_path / "odd.yaml"))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import headrace as hr
 from headrace.agents.codec import ByteCodec
+from headrace.agents.engines.protocol import Completion, Request, checked
+from headrace.agents.environments.text_env import Step
+from headrace.agents.episode import Rules
 from headrace.agents.exports.parquet import read_parquet, write_parquet
+from headrace.agents.exports.trl import trl_dataset, trl_rollout_func
 from headrace.agents.exports.verl import agent_loop_outputs, ragen_batch, samples
+from headrace.agents.failures import EpisodeError
 from headrace.agents.journal import read_groups
 from headrace.agents.limits import Limits
 from headrace.agents.records import FAILED, Group, decode, encode, fingerprint
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 from support.agent_envs import Counting, Raising, spec
 
 
@@ -85,3 +93,74 @@ def test_agent_loop_outputs(groups: list[Group]) -> None:
         assert told["response_mask"][0] == told["response_mask"][-1] == 1
         assert "<|im_start|>assistant" in codec.decode(told["prompt_ids"])
         assert told["num_turns"] >= 2
+
+
+def test_a_system_message_is_part_of_the_conversation(tmp_path: Path) -> None:
+    rules = Rules(system="Be brief.")
+    with hr.AgentRollouts([spec(Counting)], backend="sequential", group_size=1, rules=rules) as rollouts:
+        groups = rollouts.run(1)
+    (again,) = read_parquet(write_parquet(groups, tmp_path / "a.parquet"))
+    for episode in (groups[0].episodes[0], again.episodes[0], decode(encode(groups[0])).episodes[0]):
+        assert episode.messages[0] == {"role": "system", "content": "Be brief."}
+        assert [one["role"] for one in episode.messages[1:3]] == ["user", "assistant"]
+    assert ragen_batch(groups, 0)["messages_list"][0][0]["role"] == "system"
+
+
+def test_text_that_is_none_reaches_every_file(tmp_path: Path) -> None:
+    """Lone surrogates, in what an environment raised or a model said, are spelt out, not the end of the records."""
+
+    class Odd(Counting):
+        def step(self, action: str) -> Step:
+            raise RuntimeError("half a \ud83d face")
+
+    with hr.AgentRollouts([spec(Odd)], backend="sequential", group_size=1, limits=Limits(attempts=1)) as rollouts:
+        groups = rollouts.run(1)
+    assert groups[0].failures[0].message.endswith("half a \\ud83d face")
+    assert fingerprint(read_parquet(write_parquet(groups, tmp_path / "a.parquet"))) == fingerprint(groups)
+    request = Request(0, 0, 0, [1], 8, 0)
+    said = checked(request, Completion((), (), (), "\udc80"), ByteCodec(), True)
+    assert said.text == "\\udc80"
+    with pytest.raises(EpisodeError, match="expected text"):
+        checked(request, Completion((), (), (), None), ByteCodec(), True)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------- TRL
+
+
+class Trainer:
+    """What a rollout_func asks of one."""
+
+    model = accelerator = None
+
+    def __init__(self) -> None:
+        self.accelerator = mock.Mock(unwrap_model=lambda model: model)
+
+
+def played(*numbers: int, env: Any = Counting, spare: int = 2, **options: Any) -> dict[str, Any]:
+    with hr.AgentRollouts([spec(env)], backend="sequential", group_size=2, **options) as rollouts:
+        play = trl_rollout_func(rollouts, spare)
+        prompts = [row["prompt"] for number in numbers for row in [trl_dataset(number + 1)[number]] * 2]
+        return play(prompts, Trainer())
+
+
+def test_every_prompt_has_its_completion() -> None:
+    told = played(3, 0, 3)
+    assert {name: len(values) for name, values in told.items()} == dict.fromkeys(told, 6)
+    assert told["completion_ids"][0] == told["completion_ids"][4], "the same group"
+
+
+def test_groups_without_a_word_are_replaced_or_told() -> None:
+    """A prompt too long for max_context is answered by nobody: no sample can be made up for it."""
+    with pytest.raises(HeadraceError, match="group 0 and 2 in its place: have an episode in which nothing was said"):
+        played(0, rules=Rules(max_context=130))
+
+
+def test_groups_that_fail_are_replaced_or_told() -> None:
+    with pytest.raises(HeadraceError, match="group 1 and 2 in its place: failed, last: Raising could not be built"):
+        played(1, env=partial(Raising, where="build"), limits=Limits(attempts=1))
+
+
+def test_the_journal_does_not_answer_for_new_weights(tmp_path: Path) -> None:
+    for _ in range(2):
+        told = played(0, run_dir=tmp_path)
+        assert len(told["completion_ids"]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -141,3 +142,74 @@ def test_teaching_lowers_the_loss(model: Any) -> None:
     losses: list[float] = []
     taught(model, CODEC, TEXT, 30, on_step=lambda step, loss: losses.append(loss))
     assert losses[-1] < losses[0] / 2
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def turns(engine: InProcessEngine, count: int = 3) -> tuple[list[Completion], list[int]]:
+    """A conversation that grows by 70 tokens a turn: its answers, and how many reading passes each turn took."""
+    ids, answers, passes = list(asked(5, 130).ids), list[Completion](), list[int]()
+    with mock.patch.object(engine, "_forward", wraps=engine._forward) as forward:
+        for turn in range(count):
+            before = len([call for call in forward.call_args_list if call.kwargs.get("is_reading")])
+            (answer,) = engine.generate([Request(5, 0, turn, list(ids), 8, 50 + turn)])
+            assert isinstance(answer, Completion)
+            answers.append(answer)
+            ids += [*answer.ids, *asked(90 + turn, 70).ids]
+            passes.append(len([call for call in forward.call_args_list if call.kwargs.get("is_reading")]) - before)
+    return answers, passes
+
+
+def test_what_was_read_is_not_read_again(engine: InProcessEngine, model: Any) -> None:
+    """Whole chunks of 64 stay; the answers are those of an engine that remembers nothing, bit for bit."""
+    answers, passes = turns(engine)
+    assert passes == [3, 2, 2], "130 tokens are three chunks; then two are known, and then three"
+    other = InProcessEngine(model, CODEC, slots=8, max_context=512)
+    try:
+        with mock.patch("headrace.agents.engines.in_process._common", return_value=0):
+            again, more = turns(other)
+        assert more == [3, 4, 5]
+        assert again == answers
+    finally:
+        other.close()
+
+
+def test_new_weights_make_it_read_again(engine: InProcessEngine, model: Any) -> None:
+    request = asked(5, 130)
+    (first,) = engine.generate([request])
+    engine.publish(tiny_model(CODEC.vocabulary, 8))
+    (second,) = engine.generate([request])
+    assert isinstance(first, Completion)
+    assert isinstance(second, Completion)
+    assert second.ids != first.ids
+    want = recomputed(tiny_model(CODEC.vocabulary, 8), request, second.ids)
+    np.testing.assert_allclose(second.log_probs, want, atol=1e-4)
+
+
+def test_a_place_that_somebody_else_took_is_read_again(model: Any) -> None:
+    """Four slots and nothing parked: nine conversations in turn, each answered as if it were alone."""
+    engine = in_process(model, CODEC, slots=4, max_context=512)
+    try:
+        requests = [asked(number, 100 + number) for number in range(9)]
+        alone = [engine.generate([one])[0] for one in requests]
+        assert engine.generate(requests) == alone
+        assert engine.generate(requests[::-1]) == alone[::-1]
+    finally:
+        engine.close()
+
+
+def test_prompts_that_come_one_by_one_are_read_together(model: Any) -> None:
+    """Eight that come while somebody speaks take as many reading passes as eight that come at once."""
+    engine = in_process(model, CODEC, slots=32, max_context=512)
+    try:
+        engine.expect(9)
+        with mock.patch.object(engine, "_forward", wraps=engine._forward) as forward:
+            speaking = engine.submit(asked(0, 10, 64))
+            waiting = [engine.submit(asked(number, 120)) for number in range(1, 9)]
+            for one in [speaking, *waiting]:
+                one.result(30)
+            reads = len([call for call in forward.call_args_list if call.kwargs.get("is_reading")])
+        assert reads <= 6, "two full passes, one for whoever spoke first, and some slack for who comes when"
+    finally:
+        engine.close()

@@ -132,6 +132,12 @@ def test_compare_that_disagrees_ends_with_1(tmp_path: Path, capsys: pytest.Captu
         (("rollout", "--config-name", "bas"), "did you mean base?"),
         (("show", "nowhere"), "no such file"),
         (("serve", "--host", "0.0.0.0"), "expected a loopback address, or a token"),
+        (("serve", "--port", "99999"), "--port: expected 1 to 65535, got 99999"),
+        (("rollout", "--run-dir", "/dev/null/x"), "--run-dir /dev/null/x: expected a directory"),
+        (("compare", "--plot", "/dev/null/x.png"), "--plot /dev/null: expected a directory"),
+        (("compare", "--plot", "/tmp"), "expected a file, got a directory"),
+        (("compare", "--plot", "picture.doc"), "expected a name that ends in .png, .svg or .pdf"),
+        (("compare", "--json", "/tmp"), "--json /tmp: expected a file, got a directory"),
     ],
 )
 def test_what_is_refused(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,3 +151,27 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         agents(*([command] if command else []), "--help")
     assert ended.value.code == 0
     assert "usage: headrace agents" in capsys.readouterr().out
+
+
+def test_a_rollout_without_a_result_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every group failed: the records are there, and the exit code and one line say so."""
+    broken = ("custom_envs.Odd.env_type=support.agent_envs:Raising", "custom_envs.Odd.env_config.every=1")
+    tags = ("es_manager.train.env_configs.tags=[Odd]", "es_manager.train.env_configs.n_groups=null")
+    where = ("custom_envs.Odd.env_config.where=build",)
+    assert agents("rollout", "--run-dir", str(tmp_path / "run"), *SMALL, *tags, *broken, *where) == 1
+    told = capsys.readouterr()
+    assert "no group has a result; most often env: Odd could not be built: OSError: no display" in told.err
+    assert len(read_parquet(tmp_path / "run" / "records.parquet")) == 4
+
+
+def test_another_engine_is_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Resumed with other tokens: refused, and what lies there stays readable."""
+    folder = tmp_path / "run"
+    assert agents("rollout", "--run-dir", str(folder), *SMALL) == 0
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "log.txt"}
+    tiny = ("engine.kind=tiny", "engine.steps=0", "agent_proxy.max_context=1024")
+    assert agents("rollout", "--run-dir", str(folder), *SMALL, *tiny) == 2
+    assert "its rules is" in capsys.readouterr().err
+    assert agents("rollout", "--run-dir", str(folder), *SMALL, *tiny[:2]) == 2
+    assert "its codec is" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "log.txt"} == before

@@ -4,7 +4,9 @@
 
 How long to hold is decided by what it costs: b requests that wait t seconds for one more lose b * t, and the late one
 would lose a whole batch time S. So the batch goes when nobody came for S / b seconds, when it is full, when max_wait_s
-is over, or when everybody who is alive is already in it.
+is over, or when everybody who is alive is already in it. Those who were answered just now come back when their
+environments have moved: if that is known to be soon they are waited for, since two halves that take turns at the engine
+would do so for ever.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE
 from headrace.clock import now_s
 from headrace.errors import UsageError, require_types
+
+_FIRST_S = 0.01  # that the first batch is held after the last who came
+_MOST_KNOWN = 8192  # episodes whose last answer is remembered
 
 
 class BatchModel(Protocol):
@@ -49,7 +54,7 @@ class Batching:
     """Bounds of a batch."""
 
     max_batch: int = 256
-    max_wait_s: float = 0.02
+    max_wait_s: float = 0.1
 
     def __post_init__(self) -> None:
         require_types(self, {int: ("max_batch",), float: ("max_wait_s",)})
@@ -59,25 +64,44 @@ class Batching:
             raise UsageError(f"max_wait_s: expected 0 or more, got {self.max_wait_s}")
 
 
-def hold_until(size: int, first_s: float, last_s: float, live: int, batch_s: float, bounds: Batching) -> float:
-    """The moment at which a batch of that size should go: with -inf at once. Arithmetic."""
-    if size >= min(bounds.max_batch, live):
-        return float("-inf")
-    return min(first_s + bounds.max_wait_s, last_s + batch_s / size)
+@dataclass(frozen=True)
+class Hold:
+    """What the moment at which a batch goes depends on. Arithmetic."""
+
+    size: int  # of the batch so far
+    last_s: float  # when the last of it came
+    free_s: float  # since when it could have gone
+    live: int  # episodes: more than these can't come
+    batch_s: float | None  # seconds of a batch; None: there was none yet
+    answered: int = 0  # by the batch before
+    return_s: float = float("inf")  # from an answer to the next question of the same episode
+
+    def until(self, bounds: Batching) -> float:
+        """That moment; -inf: at once."""
+        if self.size >= min(bounds.max_batch, self.live):
+            return float("-inf")
+        held = self.last_s + (self.batch_s / self.size if self.batch_s is not None else _FIRST_S)
+        if self.batch_s is not None and self.return_s * self.size < 0.5 * self.batch_s * self.answered:
+            held = max(held, self.free_s + 2 * self.return_s)
+        return min(self.free_s + bounds.max_wait_s, held)
 
 
 class Batched:
     """An engine over a batch model."""
 
     is_text_only = False
+    is_in_process = False
 
     def __init__(self, model: BatchModel, bounds: Batching | None = None) -> None:
         self._model = model
         self._bounds = bounds or Batching()
         self._waiting: list[tuple[Request, Future[Completion]]] = []
-        self._first_s = self._last_s = 0.0
+        self._last_s = self._free_s = 0.0
+        self._answered: dict[str, float] = {}  # episode -> when it got its last answer
+        self._num_answered = 0  # by the last batch
+        self._return_s = float("inf")
         self._live = self._bounds.max_batch
-        self._batch_s = 0.0  # of the last batch
+        self._batch_s: float | None = None  # of the last batch
         self._statistics = EngineStatistics()
         self._changed = threading.Condition()
         self._turn = threading.Lock()  # the model answers one batch at a time
@@ -106,9 +130,11 @@ class Batched:
                 self._thread.start()
             self._last_s = now_s()
             if not self._waiting:
-                self._first_s = self._last_s
+                self._free_s = max(self._free_s, self._last_s)
+            self._returned(request)
             self._waiting.append((request, future))
-            self._changed.notify()
+            if len(self._waiting) == 1 or len(self._waiting) >= min(self._bounds.max_batch, self._live):
+                self._changed.notify()  # else whoever holds the batch looks when its time is over
         return future
 
     def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
@@ -155,6 +181,12 @@ class Batched:
                 return
             batch = [(request, future) for request, future in batch if future.set_running_or_notify_cancel()]
             answers = self._run([request for request, _ in batch]) if batch else []
+            with self._changed:
+                self._free_s = now_s()
+                self._num_answered = len(batch)
+                self._answered |= dict.fromkeys((request.session for request, _ in batch), self._free_s)
+                while len(self._answered) > _MOST_KNOWN:
+                    del self._answered[next(iter(self._answered))]
             for (_, future), answer in zip(batch, answers, strict=True):
                 if isinstance(answer, EpisodeError):
                     future.set_exception(answer)
@@ -169,17 +201,24 @@ class Batched:
                 if not self._waiting:
                     self._changed.wait()
                     continue
-                until = hold_until(
-                    len(self._waiting), self._first_s, self._last_s, self._live, self._batch_s, self._bounds
-                )
-                patience_s = until - now_s()
+                hold = Hold(
+                    len(self._waiting), self._last_s, self._free_s, self._live, self._batch_s, self._num_answered,
+                    self._return_s,
+                )  # fmt: skip
+                patience_s = hold.until(self._bounds) - now_s()
                 if patience_s <= 0:
                     break
                 self._changed.wait(patience_s)
             size = self._bounds.max_batch
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
-            self._first_s = now_s()
             return batch
+
+    def _returned(self, request: Request) -> None:
+        """How long its episode was away; a running mean."""
+        answered_s = self._answered.pop(request.session, None)
+        if answered_s is not None:
+            away_s, known_s = self._last_s - answered_s, self._return_s
+            self._return_s = away_s if known_s == float("inf") else known_s + 0.1 * (away_s - known_s)
 
     def _run(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """Every answer checked; a model that fails fails all of the batch."""
@@ -193,7 +232,7 @@ class Batched:
                 answers = [failure] * len(requests)
             except Exception as error:
                 answers = [EpisodeError(ENGINE, f"{type(error).__name__}: {error}")] * len(requests)
-            self._batch_s = now_s() - started
+            batch_s = self._batch_s = now_s() - started
             done: list[Completion | EpisodeError] = []
             for request, answer in zip(requests, answers, strict=True):
                 try:
@@ -210,6 +249,6 @@ class Batched:
                 batches=was.batches + 1,
                 batched=was.batched + len(requests),
                 tokens=was.tokens + tokens,
-                busy_s=was.busy_s + self._batch_s,
+                busy_s=was.busy_s + batch_s,
             )
             return done

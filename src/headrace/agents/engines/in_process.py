@@ -1,12 +1,18 @@
 """A Hugging Face model in this process: batched token by token, exact log-probabilities, weights replaced in place.
 
-    submit -> waiting -> a slot: prompt read in chunks ──> [ one pass: a token for every slot ] ──> answer, slot free
-                                                              publish: new weights, caches read again
+    waiting ──> reading: its prompt, a chunk a pass ──> ready ──> a slot: [ one pass: a token for each ] ──> answer
+                   ^────────── publish: new weights, everything is read again ─────────┘
 
-Requests join and leave between two passes; nobody waits for the longest answer of a batch. Every pass has one fixed
-shape and every request its own random numbers, so an answer depends on its prompt and seed, not on its neighbours:
-`self_test` proves it on this machine. An answer that is under way when weights change goes on with the new ones, and
-each token says which version it came from. Any causal model with full attention will do (Qwen2, Llama, Mistral ...).
+Requests join and leave between two passes; nobody waits for the longest answer of a batch. A reading pass costs the
+same for one prompt as for eight: so it waits for eight, a few passes at most, and reads ahead while slots are taken.
+
+Every pass has one fixed shape and every request its own random numbers, so an answer depends on its prompt and seed,
+not on its neighbours: `self_test` proves it on this machine. Chunks of a conversation that were read before are not
+read again if they are still there: the same tokens in a pass of the same shape would give the same bits. Sampled tokens
+are read again, since they came in another shape; so what is remembered saves time and changes nothing.
+
+An answer that is under way when weights change goes on with the new ones, and each token says which version it came
+from. Any causal model with full attention will do (Qwen2, Llama, Mistral ...).
 """
 
 from __future__ import annotations
@@ -28,11 +34,13 @@ from headrace.agents.engines.protocol import Completion, EngineStatistics, Reque
 from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE
 from headrace.clock import now_s
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import HeadraceError, UsageError, whole
 from headrace.inference.threads import torch_threads
 
 _CHUNK = 64  # tokens of a prompt read in one pass
 _READERS = 8  # prompts read side by side
+_GATHER_S = 0.005  # that an idle engine waits for others to read with
+_MOST_HELD = 3  # passes that a prompt waits for others to be read with
 
 
 @dataclass
@@ -45,6 +53,13 @@ class _Job:
     sampled: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    place: int = -1  # of its keys and values
+    read: int = 0  # tokens that are there
+
+    @property
+    def length(self) -> int:
+        """Of `ids`."""
+        return len(self.request.ids) + len(self.sampled)
 
     @property
     def ids(self) -> list[int]:
@@ -52,15 +67,63 @@ class _Job:
         return [*self.request.ids, *self.sampled]
 
 
-class _Slots:
-    """Keys and values of all slots, as the model's cache: rows at positions of their own."""
+class _Places:
+    """Who has which row of the cache, and which chunks of a conversation lie there, read and whole."""
 
-    def __init__(self, config: Any, slots: int, length: int) -> None:
+    def __init__(self, count: int) -> None:
+        self._free: dict[int, None] = dict.fromkeys(range(count))  # the longest unused first
+        self._home: dict[str, int] = {}  # episode -> place
+        self._owner: dict[int, str] = {}
+        self._read: dict[int, list[int]] = {}
+
+    def take(self, job: _Job) -> None:
+        """The place where its conversation lies, if nobody has taken it; else the longest unused one."""
+        session = job.request.session
+        place = self._home.get(session, -1)
+        if place not in self._free:
+            place = next(iter(self._free))
+            self._home.pop(self._owner.pop(place, ""), None)
+            self._read.pop(place, None)
+            self._home[session], self._owner[place] = place, session
+        del self._free[place]
+        job.place, job.read = place, _common(self._read.get(place, []), job.ids[:-1])
+
+    @property
+    def has_room(self) -> bool:
+        """Whether somebody may come."""
+        return bool(self._free)
+
+    def has_read(self, job: _Job) -> None:
+        """Everything but its last token."""
+        ids = job.ids[:-1]
+        self._read[job.place] = ids[: len(ids) // _CHUNK * _CHUNK]
+
+    def leave(self, job: _Job) -> None:
+        """What was read stays until somebody needs the place."""
+        self._free[job.place] = None
+
+    def forget(self) -> None:
+        """Other weights: nothing that was read is worth anything."""
+        self._read.clear()
+
+
+def _common(read: list[int], ids: list[int]) -> int:
+    """Tokens in whole chunks that are the same from the beginning."""
+    count = 0
+    while count + _CHUNK <= min(len(read), len(ids)) and read[count : count + _CHUNK] == ids[count : count + _CHUNK]:
+        count += _CHUNK
+    return count
+
+
+class _Cache:
+    """Keys and values of all places, as the model's cache: rows at positions of their own."""
+
+    def __init__(self, config: Any, places: int, length: int) -> None:
         heads = config.num_key_value_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, slots, heads, length, width)
+        shape = (config.num_hidden_layers, places, heads, length, width)
         self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
-        self.rows = torch.zeros(0, dtype=torch.long)  # slot of each row of this pass
+        self.rows = torch.zeros(0, dtype=torch.long)  # place of each row of this pass
         self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, tokens]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -79,19 +142,35 @@ class InProcessEngine:
     """An engine over a model of this process."""
 
     is_text_only = False
+    is_in_process = True
 
-    def __init__(self, model: Any, codec: Codec, slots: int = 32, max_context: int = 1024, threads: int = 1) -> None:
-        if slots < 4:
-            raise UsageError(f"slots: expected at least 4, got {slots}; smaller batches change bits")
+    def __init__(
+        self,
+        model: Any,
+        codec: Codec,
+        slots: int = 32,
+        max_context: int = 1024,
+        threads: int = 1,
+        parked: int = 0,
+    ) -> None:
+        """`slots` answers at one time; `parked` conversations more are kept for their next turn."""
+        whole("slots", slots, 4, "at least 4, since smaller batches change bits")
+        whole("parked", parked, 0)
         self.codec = codec
         self.version = 0  # the latest that was published
         self._acting = 0  # the one that passes are made with
         self._model = model.eval()
         self._slots, self._threads = slots, threads
+        self._nowhere = slots + parked  # a place for rows that hold nobody
         self._length = -(-max_context // _CHUNK) * _CHUNK
-        self._cache = _Slots(model.config, slots + 1, self._length)  # the last one is for rows that hold nobody
+        self._cache = _Cache(model.config, self._nowhere + 1, self._length)
+        self._places = _Places(self._nowhere)
         self._jobs: list[_Job | None] = [None] * slots
         self._waiting: deque[_Job] = deque()
+        self._reading: list[_Job] = []
+        self._ready: deque[_Job] = deque()
+        self._live = 1 << 30  # episodes: more requests than these can't come
+        self._held = 0  # passes that whoever reads has been kept waiting for
         self._weights: dict[str, Tensor] | None = None  # to be taken over before the next pass
         self._statistics = EngineStatistics()
         self._changed = threading.Condition()
@@ -108,7 +187,8 @@ class InProcessEngine:
         return answers_of(self._submit(requests))
 
     def expect(self, live: int) -> None:
-        """Nobody is waited for here."""
+        """Nobody waits for more than these."""
+        self._live = max(1, live)
 
     def publish(self, weights: Any) -> int:
         """A model or a state_dict; takes effect between two passes, also for answers that are under way."""
@@ -174,78 +254,115 @@ class InProcessEngine:
         with torch_threads(self._threads), torch.inference_mode():
             while True:
                 with self._changed:
-                    while not (self._is_closed or self._waiting or self._weights or any(self._jobs)):
+                    while not (self._is_closed or self._weights or self._num_present):
                         self._changed.wait()
                     if self._is_closed:
                         self._fail_all(EpisodeError(ENGINE, "the engine was closed"))
                         return
-                    joining = self._seat()
+                    self._admit()
+                    if self._gathers():
+                        continue
                 try:
                     if self._weights is not None:
                         self._take_over()
-                        joining = [at for at, job in enumerate(self._jobs) if job is not None]
-                    self._pass(joining)
+                    self._step()
                 except Exception as error:
                     with self._changed:
                         self._fail_all(EpisodeError(ENGINE, f"{type(error).__name__}: {error}"))
 
-    def _seat(self) -> list[int]:
-        """Give free slots to those who wait, in the order they came."""
-        joining = []
-        for at, job in enumerate(self._jobs):
-            while job is None and self._waiting:
-                waiting = self._waiting.popleft()
-                if waiting.future.set_running_or_notify_cancel():
-                    job = self._jobs[at] = waiting
-                    joining.append(at)
-        return joining
+    @property
+    def _num_speaking(self) -> int:
+        return sum(job is not None for job in self._jobs)
 
-    def _pass(self, joining: list[int]) -> None:
-        """Read what is new, then one token for everybody."""
+    @property
+    def _num_present(self) -> int:
+        return len(self._waiting) + len(self._reading) + len(self._ready) + self._num_speaking
+
+    def _admit(self) -> None:
+        """Those who wait, in the order they came: for free slots, and some more to read ahead."""
+        most = self._slots - self._num_speaking + 2 * _READERS
+        while self._waiting and self._places.has_room and len(self._reading) + len(self._ready) < most:
+            job = self._waiting.popleft()
+            if job.future.set_running_or_notify_cancel():
+                self._places.take(job)
+                self._reading.append(job)
+
+    def _gathers(self) -> bool:
+        """Whether, with nothing else to do, somebody came while it waited for others to read with."""
+        if self._weights is not None or self._num_speaking or self._ready or self._is_worth_reading():
+            return False
+        count = self._num_present
+        self._changed.wait(_GATHER_S)
+        return self._num_present > count
+
+    def _is_worth_reading(self) -> bool:
+        """Whether a reading pass is full, or can't get any fuller."""
+        return len(self._reading) >= _READERS or self._num_present >= self._live
+
+    def _step(self) -> None:
+        """Read what should be read now, then one token for everybody who has a slot."""
         started = now_s()
-        for start in range(0, len(joining), _READERS):
-            self._read(joining[start : start + _READERS])
-        live = [at for at, job in enumerate(self._jobs) if job is not None]
-        if not live:
-            return  # only new weights
-        ids = torch.zeros(self._slots, 1, dtype=torch.long)
-        self._cache.rows = torch.full((self._slots,), self._slots)
-        self._cache.positions = torch.zeros(self._slots, 1, dtype=torch.long)
-        for at in live:
-            job = self._jobs[at]
-            assert job is not None
-            everything = job.ids
-            ids[at, 0], self._cache.rows[at], self._cache.positions[at, 0] = everything[-1], at, len(everything) - 1
-        logits = self._forward(ids)[:, 0].double().numpy()
-        for at in live:
-            self._sample(at, logits[at])
-        was = self._statistics
-        self._statistics = replace(
-            was,
-            batches=was.batches + 1,
-            batched=was.batched + len(live),
-            tokens=was.tokens + len(live),
-            busy_s=was.busy_s + now_s() - started,
-        )
+        self._seat()
+        while self._reading:
+            has_free = self._num_speaking < self._slots
+            if not self._is_worth_reading() and self._num_speaking and self._held < _MOST_HELD:
+                self._held += has_free  # who reads ahead has time
+                break
+            self._held = 0
+            self._read()
+            self._seat()
+            if not has_free:
+                break
+        speaking = [at for at, job in enumerate(self._jobs) if job is not None]
+        if speaking:
+            self._speak(speaking)
+            was = self._statistics
+            self._statistics = replace(
+                was,
+                batches=was.batches + 1,
+                batched=was.batched + len(speaking),
+                tokens=was.tokens + len(speaking),
+                busy_s=was.busy_s + now_s() - started,
+            )
 
-    def _read(self, slots: list[int]) -> None:
-        """Everything but the last token of some slots into the cache, a chunk of each at a time."""
-        texts = []
-        for at in slots:
+    def _seat(self) -> None:
+        """Free slots to those who are ready."""
+        for at, job in enumerate(self._jobs):
+            if job is None and self._ready:
+                self._jobs[at] = self._ready.popleft()
+
+    def _read(self) -> None:
+        """One pass: a chunk of up to eight prompts, all but the last token of each, into the cache."""
+        ids = torch.zeros(_READERS, _CHUNK, dtype=torch.long)
+        rows, starts = torch.full((_READERS,), self._nowhere), torch.zeros(_READERS, 1, dtype=torch.long)
+        passing = [job for job in self._reading if job.read < job.length - 1][:_READERS]
+        for row, job in enumerate(passing):
+            part = job.ids[job.read : min(job.read + _CHUNK, job.length - 1)]
+            ids[row, : len(part)] = torch.tensor(part)
+            rows[row], starts[row, 0] = job.place, job.read
+            job.read += len(part)
+        if passing:
+            self._cache.rows, self._cache.positions = rows, starts + torch.arange(_CHUNK)
+            self._forward(ids, is_reading=True)
+        done = [job for job in self._reading if job.read >= job.length - 1]
+        self._reading = [job for job in self._reading if job.read < job.length - 1]
+        for job in done:
+            self._places.has_read(job)
+            self._ready.append(job)
+
+    def _speak(self, speaking: list[int]) -> None:
+        """One pass: a token for every slot that is taken."""
+        ids = torch.zeros(self._slots, 1, dtype=torch.long)
+        self._cache.rows = torch.full((self._slots,), self._nowhere)
+        self._cache.positions = torch.zeros(self._slots, 1, dtype=torch.long)
+        for at in speaking:
             job = self._jobs[at]
             assert job is not None
-            texts.append(job.ids[:-1])
-        longest = max(len(text) for text in texts)
-        for start in range(0, longest, _CHUNK):
-            ids = torch.zeros(_READERS, _CHUNK, dtype=torch.long)
-            self._cache.rows = torch.full((_READERS,), self._slots)
-            for row, (at, text) in enumerate(zip(slots, texts, strict=True)):
-                part = text[start : start + _CHUNK]
-                if part:
-                    ids[row, : len(part)] = torch.tensor(part)
-                    self._cache.rows[row] = at
-            self._cache.positions = torch.arange(start, start + _CHUNK).expand(_READERS, _CHUNK)
-            self._forward(ids, is_reading=True)
+            ids[at, 0] = job.sampled[-1] if job.sampled else job.request.ids[-1]
+            self._cache.rows[at], self._cache.positions[at, 0] = job.place, job.length - 1
+        logits = self._forward(ids)[:, 0].double().numpy()
+        for at in speaking:
+            self._sample(at, logits[at])
 
     def _forward(self, ids: Tensor, is_reading: bool = False) -> Tensor:
         at = self._cache.positions
@@ -274,9 +391,10 @@ class InProcessEngine:
         job.versions.append(self._acting)
         has_ended = token == self.codec.eos_id
         if has_ended or len(job.sampled) >= request.max_tokens:
-            self._jobs[at] = None
             text = self.codec.decode(job.sampled[:-1] if has_ended else job.sampled)
             answer = Completion(job.sampled, job.log_probs, job.versions, text, "stop" if has_ended else "length")
+            self._jobs[at] = None
+            self._places.leave(job)
             self._statistics = replace(self._statistics, requests=self._statistics.requests + 1)
             try:
                 job.future.set_result(checked(request, answer, self.codec, False))
@@ -289,6 +407,12 @@ class InProcessEngine:
             assert weights is not None
             self._model.load_state_dict(weights)
             self._acting = self.version
+            self._places.forget()
+            self._reading = [*(job for job in self._jobs if job is not None), *self._ready, *self._reading]
+            self._ready.clear()
+            self._jobs = [None] * self._slots
+            for job in self._reading:
+                job.read = 0
 
     def _require_fitting(self, state: dict[str, Tensor]) -> None:
         ours = {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
@@ -298,11 +422,15 @@ class InProcessEngine:
             raise UsageError(f"publish: {odd}: expected shape {ours.get(odd)}, got {theirs.get(odd)}")
 
     def _fail_all(self, failure: EpisodeError) -> None:
-        jobs = [job for job in self._jobs if job is not None]
+        placed = [*(job for job in self._jobs if job is not None), *self._ready, *self._reading]
         waiting = [job for job in self._waiting if job.future.set_running_or_notify_cancel()]
-        self._jobs = [None] * self._slots
+        for job in placed:
+            self._places.leave(job)
+        self._places.forget()  # nobody knows how far a pass got that failed
+        self._jobs, self._reading = [None] * self._slots, []
+        self._ready.clear()
         self._waiting.clear()
-        for job in [*jobs, *waiting]:
+        for job in [*placed, *waiting]:
             job.future.set_exception(failure)
 
 

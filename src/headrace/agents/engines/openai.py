@@ -85,6 +85,7 @@ class OpenAIEngine:
     """An engine behind HTTP. All requests run on one event loop in a thread of its own."""
 
     version = 0
+    is_in_process = False
 
     def __init__(self, codec: Codec | None = None, server: Server | None = None) -> None:
         import openai

@@ -53,12 +53,11 @@ def random_answers(prompt: str, rng: np.random.Generator) -> str:
     listed = re.findall(r"^Actions: (.+)$", asked, re.MULTILINE)
     if listed:
         known = listed[-1].split(", ")
-        actions = [str(rng.choice(known)) for _ in range(int(rng.integers(1, 3)))]
+        actions = [str(rng.choice(known)) for _ in range(int(rng.integers(1, 3)) if "||" in asked else 1)]
     else:
         numbers = re.findall(r"\d+", prompt)[:4] or ["1"]
         actions = [" + ".join(str(rng.choice(numbers)) for _ in range(int(rng.integers(1, 4))))]
-    separator = "||" if "||" in asked else " "
-    answer = f"<answer>{f' {separator} '.join(actions)}</answer>"
+    answer = f"<answer>{' || '.join(actions)}</answer>"
     thoughts = "".join(rng.choice(list("abcdefgh "), int(rng.integers(1, 12))))
     return f"<think>{thoughts}</think>{answer}" if "<think>" in asked else answer
 
