@@ -66,6 +66,7 @@ class Conversation:
     is_text_only: bool = False
     messages: list[Message] = field(default_factory=list)
     _rows: list[_Growing] = field(default_factory=list)
+    _end: str = ""  # how the end token is spelt, once that was asked
     _ended: str = ""  # the spelling of the end token, if the last answer brought one itself
 
     def ask(self, text: str) -> list[int]:
@@ -92,7 +93,9 @@ class Conversation:
         start = len(row.ids)
         row.sample(completion)
         has_ended = bool(completion.ids) and completion.ids[-1] == self.codec.eos_id
-        self._ended = self.codec.decode([self.codec.eos_id]) if has_ended else ""
+        if has_ended and not self._end:
+            self._end = self.codec.decode([self.codec.eos_id])
+        self._ended = self._end if has_ended else ""
         row.text += completion.text
         return Span(len(self._rows) - 1, start, len(row.ids))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -136,8 +135,8 @@ class Trainer:
         self.accelerator = mock.Mock(unwrap_model=lambda model: model)
 
 
-def played(*numbers: int, env: Any = Counting, spare: int = 2, **options: Any) -> dict[str, Any]:
-    with hr.AgentRollouts([spec(env)], backend="sequential", group_size=2, **options) as rollouts:
+def played(*numbers: int, env: Any = None, spare: int = 2, **options: Any) -> dict[str, Any]:
+    with hr.AgentRollouts([env or spec(Counting)], backend="sequential", group_size=2, **options) as rollouts:
         play = trl_rollout_func(rollouts, spare)
         prompts = [row["prompt"] for number in numbers for row in [trl_dataset(number + 1)[number]] * 2]
         return play(prompts, Trainer())
@@ -157,7 +156,7 @@ def test_groups_without_a_word_are_replaced_or_told() -> None:
 
 def test_groups_that_fail_are_replaced_or_told() -> None:
     with pytest.raises(HeadraceError, match="group 1 and 2 in its place: failed, last: Raising could not be built"):
-        played(1, env=partial(Raising, where="build"), limits=Limits(attempts=1))
+        played(1, env=spec(Raising, where="build"), limits=Limits(attempts=1))
 
 
 def test_the_journal_does_not_answer_for_new_weights(tmp_path: Path) -> None:
