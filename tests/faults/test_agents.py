@@ -15,6 +15,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import pytest
 import headrace as hr
 from headrace.agents import crew
 from headrace.agents.engines.batching import Batched, Batching
-from headrace.agents.engines.protocol import Completion, Request
+from headrace.agents.engines.protocol import Completion, EngineStatistics, Request
 from headrace.agents.engines.scripted import Latency, ScriptedModel, random_answers, scripted
 from headrace.agents.failures import EpisodeError
 from headrace.agents.limits import Limits
@@ -35,6 +36,7 @@ from support.agent_envs import (
     Busy,
     Counting,
     Dying,
+    Edge,
     Flaky,
     Garbage,
     Hanging,
@@ -245,12 +247,40 @@ def test_close_that_hangs_holds_up_nobody(
         assert "did not come back from close within 0.3 s" in caplog.text
 
 
+@pytest.mark.parametrize("how", ["exit", "cancel", "interrupt", "generator"])
 @pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
-def test_an_environment_that_would_end_the_program(backend: str, n_jobs: int) -> None:
-    groups = rolled(spec(Leaver), backend, n_jobs, groups=2, limits=Limits(attempts=1))
-    assert [group.status for group in groups] == [FAILED, FAILED]
+def test_an_environment_that_would_end_the_program(how: str, backend: str, n_jobs: int) -> None:
+    """Whatever it raises is its failure, and nobody else's."""
+    envs = [spec(Leaver, how=how), spec(Counting)]
+    engine = scripted()
+    try:
+        with hr.AgentRollouts(envs, engine, n_jobs, backend, group_size=2, limits=Limits(attempts=1)) as one:
+            groups = one.run(4)
+    finally:
+        engine.close()
+    assert [group.status for group in groups] == [FAILED, "completed"] * 2
     assert {failure.boundary for group in groups for failure in group.failures} == {"env"}
-    assert "SystemExit: 3" in groups[0].failures[0].message
+    assert "Leaver raised in step" in groups[0].failures[0].message
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS[:2])
+def test_who_comes_back_when_it_is_given_up_adds_nothing(backend: str, n_jobs: int) -> None:
+    """Steps that take as long as the limit: an episode has a result or a failure, never both."""
+    groups = rolled(
+        spec(Edge, steps=2), backend, n_jobs, groups=24 if backend == "threading" else 8, group_size=1,
+        limits=Limits(env_s=0.101, attempts=1),
+    )  # fmt: skip
+    for group in groups:
+        (one,) = group.episodes
+        assert (one.status == FAILED) == (one.failure is not None) == (group.status == FAILED)
+        if one.failure is not None:
+            assert one.failure.boundary == "timeout"
+
+
+def test_time_in_a_queue_is_not_the_environments() -> None:
+    """Steps that compute 8 ms, 48 at a time, with a limit of half a second: none of them is too slow."""
+    groups = rolled(spec(Busy, tag="Counting", steps=3), "threading", 2, 6, group_size=8, limits=Limits(env_s=0.5))
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting, steps=3), "sequential", 1, 6, group_size=8))
 
 
 def test_auto_and_an_environment_that_always_hangs() -> None:
@@ -449,6 +479,39 @@ def test_wrong_log_probabilities_are_the_engines_failure(backend: str, n_jobs: i
     assert failures
     assert {failure.boundary for failure in failures} == {"engine"}
     assert "log-probabilities" in failures[0].message
+
+
+class Broken(ScriptedModel):
+    """An engine that is no batch model: what it raises comes out of generate() itself, once."""
+
+    is_text_only = is_in_process = False
+    calls = 0
+
+    def expect(self, live: int) -> None:
+        pass
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics()
+
+    def submit(self, request: Request) -> Future[Completion]:
+        future: Future[Completion] = Future()
+        (answer,) = self.run([request])
+        assert isinstance(answer, Completion)
+        future.set_result(answer)
+        return future
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
+        self.calls += 1
+        if self.calls == 2:
+            raise TimeoutError("a proxy's own")
+        return self.run(requests)
+
+
+def test_an_engine_that_raises_in_a_batch_costs_an_attempt() -> None:
+    with hr.AgentRollouts([spec(Counting)], Broken(), 1, "sequential", group_size=2) as one:
+        groups = one.run(3)
+    assert {episode.attempts for group in groups for episode in group.episodes} == {2}
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=3))
 
 
 def test_an_engine_slower_than_the_deadline() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -125,10 +126,28 @@ class HangingClose(Counting):
 
 
 class Leaver(Counting):
-    """Would end the program."""
+    """Would end the program, or the task, or the generator that it runs in."""
+
+    def __init__(self, how: str = "exit", **options: Any) -> None:
+        super().__init__(**options)
+        self._how = how
 
     def step(self, action: str) -> Step:
-        raise SystemExit(3)
+        kinds: dict[str, BaseException] = {
+            "exit": SystemExit(3),
+            "cancel": asyncio.CancelledError(),
+            "interrupt": KeyboardInterrupt(),
+            "generator": GeneratorExit(),
+        }
+        raise kinds[self._how]
+
+
+class Edge(Counting):
+    """Comes back just when it is given up, or just before."""
+
+    def step(self, action: str) -> Step:
+        time.sleep(0.1 + 0.002 * float(self._rng.random()))
+        return super().step(action)
 
 
 class Busy(Counting):

@@ -94,11 +94,9 @@ def within(limit_s: float, call: Callable[[], T]) -> T | None:
     callers = Callers(most=1)
     future = callers.submit(call)
     try:
-        return future.result(limit_s)
+        return None if future.exception(limit_s) is not None else future.result()
     except FutureTimeout:
         callers.give_up(future, lambda: None)
-        return None
-    except (Exception, SystemExit):
         return None
     finally:
         callers.close(0.0)

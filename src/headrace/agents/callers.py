@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 _DRAIN_S = 2e-3  # calls that wait should all have begun after that
 _SHORT_S = 2e-4  # a call that waits no longer does not keep its thread from the next
+_LONG_S = 2e-3  # computing that is not done any sooner by more threads
+_COMPUTING = 4  # threads for calls that compute
 _STUCK_S = 4e-3  # without a call being taken: whoever runs is in one that waits
 
 
@@ -37,6 +39,7 @@ class _Job:
     call: Callable[[], Any]
     future: Future[Any]
     submitted_s: float
+    begun_s: float = 0.0
     thread: threading.Thread = field(default_factory=threading.current_thread)
     afterwards: Callable[[], None] | None = None
 
@@ -55,6 +58,7 @@ class Callers:
         self._threads: set[threading.Thread] = set()
         self._keeper: threading.Thread | None = None
         self._waits_s = 0.0  # of a call, what it does not compute: about the shorter ones
+        self._computes_s = 0.0  # of a call, on average
         self._taken_s = 0.0  # when one was last taken
         self._is_closed = False
 
@@ -75,11 +79,14 @@ class Callers:
         with self._changed:
             assert not self._is_closed, "closed"
             self._jobs.extend(_Job(call, future, now) for call, future in calls)
-            wanted = min(len(self._jobs), 1 + int(len(self._jobs) * self._waits_s / _DRAIN_S))
-            soon_free = len(self._threads) - self._idle - self._coming if self._waits_s < _SHORT_S else 0
-            self._wake(wanted - self._coming - soon_free)
+            self._wake(self._wanted() - self._coming)
             if self._most > 1 and len(self._jobs) <= len(calls):
                 self._keep()
+
+    def begun_s(self, future: Future[Any]) -> float | None:
+        """When this call was begun; None if it waits for a thread."""
+        job = self._running.get(id(future))
+        return job.begun_s if job is not None else None
 
     def give_up(self, future: Future[Any], afterwards: Callable[[], None]) -> None:
         """Nobody waits for this call any more; `afterwards` runs when, and if, it returns."""
@@ -88,9 +95,9 @@ class Callers:
             if job is not None:  # whoever takes it out of `_running` has it: its thread sees that it was given up
                 job.afterwards = afterwards
                 self._threads.discard(job.thread)  # it is lost to us: another takes its place
-                self._wake(min(1, len(self._jobs)))
-                return
-        afterwards()
+            else:  # it never began, or is over: what comes after it may hang as well as it might have
+                self._jobs.append(_Job(afterwards, Future(), now_s()))
+            self._wake(min(1, len(self._jobs)) - self._coming)
 
     def close(self, patience_s: float = 1.0) -> int:
         """End all threads that are not stuck; returns how many calls are still out."""
@@ -106,6 +113,20 @@ class Callers:
             thread.join(max(0.0, deadline - now_s()))
         with self._changed:
             return len(self._running)
+
+    @property
+    def _is_computing(self) -> bool:
+        """Whether calls compute more than they wait: only so many can, however many threads they have."""
+        return self._computes_s > _LONG_S and self._waits_s < 4 * self._computes_s
+
+    def _wanted(self) -> int:
+        """Threads that should be on their way to the queue."""
+        count, busy = len(self._jobs), len(self._threads) - self._idle - self._coming
+        if self._is_computing:
+            return min(count, _COMPUTING - busy)
+        if self._waits_s < _SHORT_S:
+            return min(count, 1 + int(count * self._waits_s / _DRAIN_S)) - busy
+        return min(count, 1 + int(count * self._waits_s / _DRAIN_S))
 
     def _wake(self, count: int) -> None:
         """That many threads more: idle ones first, then new ones."""
@@ -143,6 +164,8 @@ class Callers:
                 if waits_s < _STUCK_S:
                     continue
                 is_idle = time.process_time() - computed_s < 0.5 * (now_s() - looked_s)
+                if self._is_computing and not is_idle:
+                    continue
                 more = len(self._jobs) if is_idle else min(len(self._jobs), max(1, len(self._threads) - self._idle))
                 self._wake(more - self._coming)
 
@@ -157,7 +180,7 @@ class Callers:
                 if self._sleep(me):
                     continue
                 return
-            begun_s = self._taken_s = now_s()
+            job.begun_s = self._taken_s = now_s()
             job.thread = me
             self._running[id(job.future)] = job
             if not job.future.set_running_or_notify_cancel():
@@ -168,7 +191,8 @@ class Callers:
                 result, error = job.call(), None
             except BaseException as raised:
                 result, error = None, raised
-            self._learn(now_s() - begun_s - (time.thread_time() - computing_s))
+            computing_s = time.thread_time() - computing_s
+            self._learn(now_s() - job.begun_s - computing_s, computing_s)
             is_given_up = self._running.pop(id(job.future), None) is None
             if error is None:
                 job.future.set_result(result)
@@ -194,7 +218,8 @@ class Callers:
                 self._coming -= 1
             return True
 
-    def _learn(self, waited_s: float) -> None:
+    def _learn(self, waited_s: float, computed_s: float) -> None:
         """Down quickly and up slowly: a call that computes looks as if it waited when others have the interpreter."""
         rate = 0.3 if waited_s < self._waits_s else 0.03
         self._waits_s += rate * (waited_s - self._waits_s)
+        self._computes_s += 0.1 * (computed_s - self._computes_s)

@@ -268,6 +268,7 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
 def host_in_process(address: str, key: bytes, worker: int, pickled: bytes) -> None:
     """What joblib runs in a process: a worker with a socket to the hub. Ends when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
+    parent = os.getppid()
 
     async def serve() -> None:
         port = SocketPort(address, key, worker)
@@ -278,5 +279,14 @@ def host_in_process(address: str, key: bytes, worker: int, pickled: bytes) -> No
 
     try:
         asyncio.run(serve())
-    except* (ConnectionError, asyncio.CancelledError):
-        pass  # the parent hung up: it needs nothing more of us
+    except* (ConnectionError, asyncio.CancelledError):  # the parent hung up: it needs nothing more of us
+        threading.Thread(target=_end_as_orphan, args=(parent,), daemon=True).start()
+
+
+def _end_as_orphan(parent: int) -> None:
+    """joblib's processes wait for another task, minutes long, even if nobody is left to give them one."""
+    pause = threading.Event()
+    for _ in range(100):
+        if os.getppid() != parent:
+            os._exit(1)
+        pause.wait(0.05)

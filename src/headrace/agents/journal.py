@@ -59,21 +59,29 @@ class Journal:
         self._file.close()
 
     def _write(self, told: dict[str, Any]) -> None:
-        self._file.write(json.dumps(told).encode() + b"\n")
+        self._file.write(_line(told))
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def _read(self, identity: dict[str, Any]) -> int:
         """Take over what is whole; returns how many bytes that is."""
+        lines = list(_lines(self.path))
+        if not lines and not _line({"identity": identity}).startswith(self.path.read_bytes()[:12]):
+            raise UsageError(f"{self.path}: expected a journal of groups, got something else; choose another directory")
         size = 0
-        for number, line in enumerate(_lines(self.path)):
+        for number, line in enumerate(lines):
             try:
                 told = json.loads(line)
                 group = None if number == 0 else decode(told)
-            except (ValueError, KeyError, TypeError):
-                break  # torn in the middle: what comes after it was never told to anybody
+            except (ValueError, KeyError, TypeError) as error:
+                if 0 < number == len(lines) - 1:
+                    break  # torn: it was never told to anybody
+                raise UsageError(
+                    f"{self.path}, line {number + 1}: can't be read ({type(error).__name__}); take it out, and its "
+                    f"group is played again, or choose another directory"
+                ) from error
             if group is None:
-                _require_same(self.path, told.get("identity"), identity)
+                _require_same(self.path, told.get("identity") if isinstance(told, dict) else None, identity)
             else:
                 self.groups[group.number] = group
             size += len(line)
@@ -127,6 +135,10 @@ def _lock(file: IO[bytes], path: Path) -> None:
                     f"{path}: another program writes to it; end that, or choose another directory"
                 ) from error
         pause.wait(0.05)
+
+
+def _line(told: dict[str, Any]) -> bytes:
+    return json.dumps(told).encode() + b"\n"
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.failures import EpisodeError
 from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
-from headrace.agents.records import TIMEOUT, Group
+from headrace.agents.records import ENGINE, TIMEOUT, Group
 from headrace.agents.seat import EnvPool, Seat
 from headrace.agents.table import Table, as_failure, told_close, too_slow
 from headrace.clock import now_s
@@ -34,7 +34,9 @@ def _generated(engine: Engine, requests: list[Request], limits: Limits) -> list[
     asking = Callers(most=1)
     future = asking.submit(lambda: engine.generate(requests))
     try:
-        return future.result(limits.engine_s)
+        error = future.exception(limits.engine_s)
+        failure = None if error is None else EpisodeError(ENGINE, f"{type(error).__name__}: {error}")
+        return future.result() if failure is None else [failure] * len(requests)
     except FutureTimeout:
         asking.give_up(future, lambda: None)
         late = EpisodeError(TIMEOUT, f"the engine did not answer within {limits.engine_s:g} s")
@@ -93,9 +95,9 @@ def play(
                 future.result(limits.env_s)
             except FutureTimeout:
                 callers.give_up(future, lambda: None)
-                told_close(seat, f"did not come back from close within {limits.env_s:g} s and is left behind")
+                told_close(seat, f"it did not come back from close within {limits.env_s:g} s and is left behind")
             except (Exception, SystemExit) as error:
-                told_close(seat, f"raised in close: {type(error).__name__}: {error}")
+                told_close(seat, str(error))
         closing.clear()
 
     try:

@@ -136,7 +136,10 @@ class Player:
             raise
         except CrewLostError as error:
             logger.error("%s; what is left of the groups has failed", error)
-            for ticket in dispatcher.abandon():
+            left = dispatcher.abandon()
+            while (group := dispatcher.next_group(0.0)) is not None:
+                yield hand_over(group)
+            for ticket in left:
                 yield failed_group(ticket, Failure(WORKER, str(error)))
         finally:
             self._dispatcher = None

@@ -89,6 +89,15 @@ class AgentRollouts:
             raise UsageError(f"engine: expected an engine or scripted, got {engine!r}")
         if not isinstance(engine, str) and not callable(getattr(engine, "submit", None)):
             raise UsageError(f"engine: expected an engine or scripted, got {engine!r}")
+        for name, value, kind in (("rules", rules, Rules), ("limits", limits, Limits)):
+            if value is not None and not isinstance(value, kind):
+                raise UsageError(f"{name}: expected {kind.__name__}, got {value!r}")
+        if not isinstance(pooled, bool):
+            raise UsageError(f"pooled: expected True or False, got {pooled!r}")
+        if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
+            raise UsageError(f"run_dir: expected a path, got {run_dir!r}")
+        if n_groups is not None and not isinstance(n_groups, Sequence):
+            raise UsageError(f"n_groups: expected a number per tag, got {n_groups!r}")
         specs = as_specs(envs)
         counts = (1,) * len(specs) if n_groups is None else tuple(n_groups)
         self.plan = GroupPlan(

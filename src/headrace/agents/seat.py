@@ -13,7 +13,8 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ from headrace.agents.environments.text_env import Step, TextEnv, TextEnvSpec, ch
 from headrace.agents.episode import Play
 from headrace.agents.failures import EpisodeError
 from headrace.agents.plan import GroupPlan, Ticket
-from headrace.agents.records import ENV, Episode, Failure
+from headrace.agents.records import ENV, TIMEOUT, Episode, Failure
 from headrace.clock import now_s
 
 T = TypeVar("T")
@@ -89,7 +90,8 @@ class Seat:
         self._env: TextEnv | None = None
         self._play = self._new_play("", None)
         self._actions: tuple[str, ...] = ()
-        self._is_sound = True
+        self._is_sound, self._is_abandoned = True, False
+        self._lock = threading.Lock()
 
     def open(self) -> Request | None:
         """The first question."""
@@ -97,8 +99,10 @@ class Seat:
             "could not be built", lambda: self._pool.take(self._plan.spec_of(self.ticket.tag))
         )
         observation = self._guard("raised in reset", lambda: checked_observation(env.reset(self.ticket.seed)))
-        self._play = self._new_play(env.instructions, env.actions)
-        return self._play.begin(observation)
+        told = self._guard("could not say what it is about", lambda: (env.instructions, env.actions))
+        with self._owned():
+            self._play = self._new_play(*told)
+            return self._play.begin(observation)
 
     def answered(self, completion: Completion, engine_s: float) -> None:
         """What the policy said."""
@@ -112,20 +116,30 @@ class Seat:
             steps.append(self._guard("raised in step", partial(_stepped, env, action)))
             if steps[-1].is_done:
                 break
-        return self._play.stepped(steps, now_s() - started)
+        with self._owned():
+            return self._play.stepped(steps, now_s() - started)
 
     def close(self) -> None:
         """Give the environment back, or close it; may hang, as everything of an environment's may."""
         env, self._env = self._env, None
         if env is not None:
-            self._pool.give(self.ticket.tag, env, self._is_sound)
+            self._guard("raised in close", lambda: self._pool.give(self.ticket.tag, env, self._is_sound))
 
     def abandoned(self) -> Seat:
-        """The same attempt without its environment, which is still in somebody's hands."""
-        twin = copy.copy(self)
-        twin._env = None
-        self._is_sound = False
+        """The same attempt without its environment, which is still in somebody's hands. They add nothing to it."""
+        with self._lock:
+            self._is_abandoned, self._is_sound = True, False
+            twin = copy.copy(self)
+        twin._env, twin._lock, twin._is_abandoned = None, threading.Lock(), False
         return twin
+
+    @contextmanager
+    def _owned(self) -> Iterator[None]:
+        """Whoever comes back from an environment after it was given up may not touch what happened."""
+        with self._lock:
+            if self._is_abandoned:
+                raise EpisodeError(TIMEOUT, f"{self.ticket.tag} came back after it had been given up")
+            yield
 
     def failed(self, failure: Failure) -> None:
         """The attempt ends here; its environment is not used again."""
@@ -142,7 +156,7 @@ class Seat:
         except EpisodeError:
             self._is_sound = False
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # in a thread of its own: Ctrl-C and cancelled tasks are never ours to see here
             self._is_sound = False
             raise EpisodeError(ENV, f"{self.ticket.tag} {what}: {type(error).__name__}: {error}") from error
 

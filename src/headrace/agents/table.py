@@ -59,4 +59,4 @@ def too_slow(seat: Seat, limits: Limits) -> EpisodeError:
 
 def told_close(seat: Seat, what: str) -> None:
     """What close() does is not worth an episode, which is over either way: it is logged."""
-    logger.warning("%s, group %d: the environment %s", seat.ticket.tag, seat.ticket.number, what)
+    logger.warning("closing %s, group %d: %s", seat.ticket.tag, seat.ticket.number, what)

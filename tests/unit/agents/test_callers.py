@@ -63,10 +63,10 @@ def test_a_call_that_has_not_begun_is_cancelled() -> None:
     first = callers.submit(lambda: gate.wait(20))
     second = callers.submit(lambda: "never")
     callers.give_up(second, closed.set)
-    assert closed.is_set()
+    assert second.cancelled()
     gate.set()
     assert first.result(5)
-    assert second.cancelled()
+    assert closed.wait(5), "in a thread, too: closing may hang"
     callers.close()
 
 

@@ -213,3 +213,10 @@ def test_prompts_that_come_one_by_one_are_read_together(model: Any) -> None:
         assert reads <= 6, "two full passes, one for whoever spoke first, and some slack for who comes when"
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("weights", [None, 3, {"a": 1}])
+def test_what_are_no_weights(engine: InProcessEngine, weights: Any) -> None:
+    with pytest.raises(UsageError, match="publish: expected a model or its state_dict"):
+        engine.publish(weights)
+    assert engine.version == 0

@@ -202,6 +202,31 @@ def test_a_run_directory_that_is_a_file(engine: Batched, tmp_path: Path) -> None
         made(engine, run_dir=tmp_path / "file")
 
 
+@pytest.mark.parametrize("text", ["my precious notes", "my precious notes\n", "[1]\n", "{}\n", '{"a": 1}\n{"b": 2}\n'])
+def test_somebody_elses_file_is_left_alone(engine: Batched, text: str, tmp_path: Path) -> None:
+    (tmp_path / "groups.jsonl").write_text(text)
+    with pytest.raises(UsageError, match="choose another directory"):
+        made(engine, run_dir=tmp_path)
+    assert (tmp_path / "groups.jsonl").read_text() == text
+
+
+def test_a_damaged_line_in_the_middle_is_named(engine: Batched, tmp_path: Path) -> None:
+    """What comes after it is not thrown away; the last line may be torn, and is played again."""
+    with made(engine, run_dir=tmp_path) as rollouts:
+        rollouts.run(4)
+    path = tmp_path / "groups.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"###\n", *lines[3:]]))
+    with pytest.raises(UsageError, match=r"line 3: can't be read .*take it out"):
+        made(engine, run_dir=tmp_path)
+    path.write_bytes(b"".join([*lines[:2], *lines[3:], b"###\n"]))
+    with made(engine, run_dir=tmp_path) as rollouts:
+        assert len(rollouts.run(4)) == 4
+    path.write_bytes(lines[0][:9])
+    with made(engine, run_dir=tmp_path) as rollouts:
+        assert len(rollouts.run(1)) == 1, "killed while it wrote its first words"
+
+
 def test_doubled_lines_count_once(engine: Batched, tmp_path: Path) -> None:
     with made(engine, run_dir=tmp_path) as rollouts:
         rollouts.run(2)
@@ -226,6 +251,11 @@ def test_doubled_lines_count_once(engine: Batched, tmp_path: Path) -> None:
         ({"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
         ({"seed": 1.5}, "seed: expected"),
         ({"n_groups": [1.5]}, "n_groups: expected"),
+        ({"n_groups": 3}, "n_groups: expected a number per tag, got 3"),
+        ({"limits": 5}, "limits: expected Limits, got 5"),
+        ({"rules": {}}, "rules: expected Rules"),
+        ({"run_dir": 3}, "run_dir: expected a path, got 3"),
+        ({"pooled": "x"}, "pooled: expected True or False"),
         ({"n_groups": [1, 2]}, "n_groups: expected one number per tag"),
         ({"engine": 5}, "engine: expected an engine"),
         ({"engine": "gpt"}, "engine: expected an engine"),

@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -193,6 +193,8 @@ class InProcessEngine:
     def publish(self, weights: Any) -> int:
         """A model or a state_dict; takes effect between two passes, also for answers that are under way."""
         state = weights.state_dict() if hasattr(weights, "state_dict") else weights
+        if not isinstance(state, Mapping) or not all(isinstance(one, Tensor) for one in state.values()):
+            raise UsageError(f"publish: expected a model or its state_dict, got {weights!r}")
         fresh = {name: tensor.detach().clone() for name, tensor in state.items()}
         with self._changed:
             self._require_fitting(fresh)
