@@ -332,7 +332,7 @@ def test_an_evaluation_of_nothing_is_refused(trained: hr.PPO) -> None:
 
 def test_batches_are_the_slabs_own_memory() -> None:
     """[T, B] views of the one block, completed; nothing is copied."""
-    with hr.Collector("CartPole-v1", policy=TorchPolicy(), n_envs=3, n_steps=16, seed=0) as rollouts:
+    with hr.Collector("CartPole-v1", policy=TorchPolicy(), n_envs=3, n_steps=16, seed=0, topology="inline") as rollouts:
         block = np.frombuffer(rollouts._run._crew.ring.segment.buffer, np.uint8)
         for batch in islice(rollouts, 3):
             for name in ("obs", "action", "reward", "terminated", "truncated", "log_prob", "value", "episode", "step"):
