@@ -61,6 +61,7 @@ def test_more_workers_than_groups(backend: str) -> None:
 def test_batches_and_pools_do_not_matter(options: dict[str, Any], calm: list[Group]) -> None:
     assert fingerprint(rolled("threading", 3, **options)) == fingerprint(calm)
     assert fingerprint(rolled("sequential", 1, **options)) == fingerprint(calm)
+    assert fingerprint(rolled("lock-step", 1, **options)) == fingerprint(calm)
 
 
 def test_groups_do_not_depend_on_how_many_are_asked_for(calm: list[Group]) -> None:
@@ -123,6 +124,10 @@ def calmly_sampled(parts: tuple[Any, Any]) -> list[Group]:
         return sampled(engine, "sequential", 1)
     finally:
         engine.close()
+
+
+def test_a_sampling_model_in_lock_step(model: InProcessEngine, calmly_sampled: list[Group]) -> None:
+    assert fingerprint(sampled(model, "lock-step", 1)) == fingerprint(calmly_sampled)
 
 
 @pytest.mark.parametrize("n_jobs", [1, 2, 3, 4, 7])

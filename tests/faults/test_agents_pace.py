@@ -18,7 +18,7 @@ from headrace.agents.records import COMPLETED, LATE, Group, fingerprint
 from headrace.errors import UsageError
 from support.agent_envs import Counting, spec
 
-WAYS = [("sequential", 1), ("threading", 2), ("loky", 2)]
+WAYS = [("sequential", 1), ("lock-step", 1), ("threading", 2), ("loky", 2)]
 
 
 @pytest.fixture

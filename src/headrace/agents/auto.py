@@ -1,7 +1,8 @@
 """Where environments should run, by a short measurement, and why, in one line.
 
 a few steps of one environment per tag -> seconds per step, and how much of that is computing
--> sequential (cheap: threads cost more than they save) · threading (they wait) · loky (they compute)
+-> sequential (cheap: threads cost more than they save) · lock-step (they wait, but not for long)
+   · threading (they wait) · loky (they compute)
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ T = TypeVar("T")
 _BUDGET_S, _MOST_STEPS, _LEAST_STEPS = 0.02, 50, 2
 _CHEAP_S = 0.5e-3  # about what passing a turn to another thread and back costs at most
 _CHEAP_BESIDE_S = 2e-3  # the same, where a model in this process needs the interpreter too
+_BARELY_S = 2e-4  # waiting that is not worth a thread
 _HEAVY_S = 5e-3  # computing that is worth a process
 
 
@@ -81,6 +83,8 @@ def choose(measured: Sequence[Measured | None], n_jobs: int, groups: int, is_in_
     if n_jobs > 1 and (slowest.step_s < _HEAVY_S or slowest.computing < 0.5):
         return Choice("threading", workers, f"threading, n_jobs={workers} as asked for: {told}")
     if slowest.step_s < (_CHEAP_BESIDE_S if is_in_process else _CHEAP_S):
+        if slowest.computing < 0.5 and slowest.step_s > _BARELY_S:
+            return Choice("lock-step", 1, f"lock-step: {told}; they wait side by side, a worker would cost as much")
         return Choice("sequential", 1, f"sequential: {told}: passing it to a worker would cost as much")
     if slowest.computing < 0.5:
         return Choice("threading", workers, f"threading, n_jobs={workers}: {told}; waiting is done side by side")

@@ -62,11 +62,6 @@ class Callers:
         self._taken_s = 0.0  # when one was last taken
         self._is_closed = False
 
-    @property
-    def taken_s(self) -> float:
-        """When a call was last begun."""
-        return self._taken_s
-
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Run it as soon as a thread is free."""
         future: Future[T] = Future()
@@ -119,13 +114,18 @@ class Callers:
         """Whether calls compute more than they wait: only so many can, however many threads they have."""
         return self._computes_s > _LONG_S and self._waits_s < 4 * self._computes_s
 
+    @property
+    def _num_busy(self) -> int:
+        """Threads that are in a call."""
+        return len(self._threads) - self._idle - self._coming
+
     def _wanted(self) -> int:
         """Threads that should be on their way to the queue."""
-        count, busy = len(self._jobs), len(self._threads) - self._idle - self._coming
+        count = len(self._jobs)
         if self._is_computing:
-            return min(count, _COMPUTING - busy)
+            return min(count, _COMPUTING - self._num_busy)
         if self._waits_s < _SHORT_S:
-            return min(count, 1 + int(count * self._waits_s / _DRAIN_S)) - busy
+            return min(count, 1 + int(count * self._waits_s / _DRAIN_S)) - self._num_busy
         return min(count, 1 + int(count * self._waits_s / _DRAIN_S))
 
     def _wake(self, count: int) -> None:
@@ -161,7 +161,8 @@ class Callers:
                     waits_s = now_s() - max(self._taken_s, self._jobs[0].submitted_s)
                 except IndexError:  # somebody has taken it
                     continue
-                if waits_s < _STUCK_S:
+                if waits_s < _STUCK_S:  # it moves; what was learned since it was filled may ask for more
+                    self._wake(self._wanted() - self._coming - self._num_busy)
                     continue
                 is_idle = time.process_time() - computed_s < 0.5 * (now_s() - looked_s)
                 if self._is_computing and not is_idle:

@@ -1,10 +1,11 @@
-"""The sequential way: every environment moves, one after the other; then all who have a question ask in one batch.
+"""The ways without workers: every environment moves; then all who have a question ask in one batch.
 
-    [ open or act, one by one -> questions -> generate(all of them) -> answers ] until nobody is left
+    [ open or act -> questions -> generate(all of them) -> answers ] until nobody is left
 
-This is what `base` runs, what auto chooses for cheap environments, and what the parallel way falls back to: same seeds,
-same records. The environments' calls run in one thread beside this one, so that a hung call can be given up; the rest
-go on in a new thread.
+Sequential moves them one after the other: what `base` runs, what auto chooses for cheap environments, and what the
+parallel way falls back to. Lock-step moves them side by side, which pays where a step waits, but for less than passing
+it to a worker costs. Same seeds, same records. The environments' calls run in threads beside this one (one, or as many
+as they need), so that a hung call can be given up; the rest go on in another.
 """
 
 from __future__ import annotations
@@ -46,26 +47,34 @@ def _generated(engine: Engine, requests: list[Request], limits: Limits) -> list[
 
 
 def _run(callers: Callers, calls: Sequence[Call], limits: Limits) -> set[Seat]:
-    """One after the other in the callers' thread; returns those that hung and were given up."""
+    """All of them, each with the environment's limit from when it was begun; returns those that were given up."""
     callers.submit_all([(move, future) for _, move, future in calls])
-    begun_s, left, hung = now_s(), list(calls), set[Seat]()
+    left, hung, patience_s = list(calls), set[Seat](), limits.env_s
     while left:
-        begun_s = max(begun_s, callers.taken_s)
-        wait((left[-1][2],), max(0.0, limits.env_s - (now_s() - begun_s)))  # for the last, not for each: one wake-up
-        left = [one for one in left if not one[2].done()]
-        if left and now_s() - max(begun_s, callers.taken_s) >= limits.env_s:
-            seat, _, future = left.pop(0)
-            callers.give_up(future, seat.close)
-            hung.add(seat)
-            begun_s = now_s()  # of the next, in another thread
+        wait([future for _, _, future in left], patience_s)
+        now, patience_s = now_s(), limits.env_s
+        for seat, _, future in (one for one in left if not one[2].done()):
+            begun_s = callers.begun_s(future)
+            left_s = limits.env_s if begun_s is None else limits.env_s - (now - begun_s)  # queues are our matter
+            if left_s <= 0:
+                callers.give_up(future, seat.close)
+                hung.add(seat)
+            else:
+                patience_s = min(patience_s, left_s)
+        left = [one for one in left if not one[2].done() and one[0] not in hung]
     return hung
 
 
 def play(
-    next_ticket: Callable[[], Ticket | None], plan: GroupPlan, engine: Engine, limits: Limits, reusable: frozenset[str]
+    next_ticket: Callable[[], Ticket | None],
+    plan: GroupPlan,
+    engine: Engine,
+    limits: Limits,
+    reusable: frozenset[str],
+    most_moving: int = 1,
 ) -> Iterator[Group]:
     """Play whatever `next_ticket` gives until it gives None and nobody is left; groups come as they finish."""
-    callers, pool = Callers(most=1), EnvPool(reusable)
+    callers, pool = Callers(most=most_moving), EnvPool(reusable)
     closing: list[tuple[Seat, Future[None]]] = []
     tables: dict[int, Table] = {}
     moving: list[tuple[Seat, Move]] = []
@@ -82,7 +91,7 @@ def play(
         table = tables[seat.ticket.number]
         if failure is not None:
             seat.failed(failure.failure)
-        closing.append((seat, callers.submit(seat.close)))  # where the next call of an environment comes after it
+        closing.append((seat, callers.submit(seat.close)))  # settled before anybody moves again
         if failure is not None and seat.attempt < limits.attempts:
             seat_at(table, seat.member, seat.attempt + 1)
         else:

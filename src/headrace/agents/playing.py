@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from headrace.agents import auto, lock_step
-from headrace.agents.crew import Crew, CrewError, CrewLostError
+from headrace.agents.crew import BACKENDS, Crew, CrewError, CrewLostError
 from headrace.agents.dispatcher import Dispatcher
 from headrace.agents.engines.protocol import Engine
 from headrace.agents.limits import Limits
@@ -71,7 +71,7 @@ class Player:
 
     def play(self, choice: auto.Choice, groups: int, is_adapting: bool) -> Generator[Group, None, None]:
         """Every group once; `groups` is how many are worth being played at one time."""
-        if choice.backend != "sequential":
+        if choice.backend in BACKENDS:
             try:
                 yield from self._with_workers(choice, groups, is_adapting)
                 return
@@ -79,16 +79,17 @@ class Player:
                 logger.warning(
                     "parallel rollouts are not possible (%s); going on sequentially with the same seeds", error
                 )
-        yield from self._in_lock_step()
+        yield from self._in_lock_step(self._stage.limits.max_live if choice.backend == "lock-step" else 1)
 
-    def _in_lock_step(self) -> Iterator[Group]:
+    def _in_lock_step(self, most_moving: int) -> Iterator[Group]:
         stage, scheduler = self._stage, self._scheduler
+        how = (stage.plan, stage.engine, stage.limits, stage.reusable, most_moving)
 
         def next_ticket() -> Ticket | None:
             return scheduler.next(0, stage.engine.version)
 
         while not scheduler.is_done:
-            for group in lock_step.play(next_ticket, stage.plan, stage.engine, stage.limits, stage.reusable):
+            for group in lock_step.play(next_ticket, *how):
                 scheduler.finished(group.number, group.seconds)
                 group = self._judge(group)
                 scheduler.handed_over(group.number, group.status == COMPLETED)

@@ -39,6 +39,8 @@ from headrace.agents.scheduler import Pace, Scheduler
 from headrace.clock import now_s
 from headrace.errors import UsageError, whole
 
+_WAYS = ("auto", "sequential", "lock-step", *BACKENDS)
+
 logger = logging.getLogger(__name__)
 
 
@@ -81,8 +83,8 @@ class AgentRollouts:
         groups_per_update: int | None = None,
         run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        if backend not in ("auto", "sequential", *BACKENDS):
-            raise UsageError(f"backend: expected auto, sequential, {', '.join(BACKENDS)}, got {backend!r}")
+        if backend not in _WAYS:
+            raise UsageError(f"backend: expected one of {', '.join(_WAYS)}, got {backend!r}")
         if n_jobs != -1 or isinstance(n_jobs, float):
             whole("n_jobs", n_jobs, 1, "-1 (auto) or at least 1")
         if isinstance(engine, str) and engine != "scripted":
@@ -273,8 +275,8 @@ class AgentRollouts:
         return most if rounds is not None else 1 << 30
 
     def _choose(self, groups: int) -> auto.Choice:
-        if self._backend == "sequential":
-            return auto.Choice("sequential", 1, "sequential: asked for")
+        if self._backend not in ("auto", *BACKENDS):
+            return auto.Choice(self._backend, 1, f"{self._backend}: asked for")
         if self._backend != "auto":
             workers = self._n_jobs if self._n_jobs > 0 else auto.cores()
             return auto.Choice(self._backend, max(1, workers), f"{self._backend}, n_jobs={workers}: asked for")

@@ -25,7 +25,7 @@ from headrace.agents.records import fingerprint
 from headrace.errors import UsageError
 from support.agent_envs import Counting, Heavy, spec
 
-WAYS = [("sequential", 1), ("threading", 2)]
+WAYS = [("sequential", 1), ("lock-step", 1), ("threading", 2)]
 
 
 @pytest.fixture
@@ -108,6 +108,21 @@ def test_play_plays_each_number_once(engine: Batched) -> None:
     with made(engine) as rollouts:
         assert [group.number for group in rollouts.play([5, 0, 5])] == [0, 5]
         assert [group.number for group in rollouts.run(2)] == [0, 1], "play takes no numbers away"
+
+
+class Meeting(Counting):
+    """Begins when four are there."""
+
+    together = threading.Barrier(4)
+
+    def reset(self, seed: int) -> str:
+        self.together.wait(10)
+        return super().reset(seed)
+
+
+def test_in_lock_step_environments_move_side_by_side(engine: Batched) -> None:
+    with hr.AgentRollouts([spec(Meeting)], engine, backend="lock-step", group_size=4) as rollouts:
+        assert [group.failures for group in rollouts.run(1)] == [[]]
 
 
 # -------------------------------------------------------------------------------------------------- journals
