@@ -29,7 +29,7 @@ from headrace.agents.engines.scripted import Latency, ScriptedModel, random_answ
 from headrace.agents.failures import EpisodeError
 from headrace.agents.limits import Limits
 from headrace.agents.metrics import summary
-from headrace.agents.records import FAILED, Group, fingerprint
+from headrace.agents.records import COMPLETED, FAILED, Group, fingerprint
 from headrace.errors import UsageError
 from support.agent_envs import (
     RELEASE,
@@ -48,7 +48,7 @@ from support.agent_envs import (
     spec,
 )
 
-WAYS = [("sequential", 1), ("threading", 2), ("loky", 2), ("multiprocessing", 2)]
+WAYS = [("sequential", 1), ("lock-step", 1), ("threading", 2), ("loky", 2), ("multiprocessing", 2)]
 QUICK = Limits(env_s=0.4, engine_s=5.0)
 
 
@@ -243,7 +243,7 @@ def test_close_that_hangs_holds_up_nobody(
     )
     assert time.monotonic() - started < 12
     assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=2))
-    if backend in ("sequential", "threading") and not pooled:  # a process has a log of its own
+    if backend in ("sequential", "lock-step", "threading") and not pooled:  # a process has a log of its own
         assert "did not come back from close within 0.3 s" in caplog.text
 
 
@@ -313,7 +313,7 @@ def test_auto_and_a_worker_that_is_killed(tmp_path: Path, caplog: pytest.LogCapt
         ("reset", "reset returned 3, expected text"),
     ],
 )
-@pytest.mark.parametrize("backend", ["sequential", "threading"])
+@pytest.mark.parametrize("backend", ["sequential", "lock-step", "threading"])
 def test_garbage_is_named(what: str, told: str, backend: str) -> None:
     groups = rolled(spec(Garbage, what=what), backend, 2, groups=2, group_size=1, limits=Limits(attempts=1))
     assert [group.status for group in groups] == [FAILED, FAILED]
@@ -421,6 +421,30 @@ def test_workers_that_fail_to_start_after_some_groups_lose_none(monkeypatch: pyt
     monkeypatch.undo()
     assert [group.number for group in groups] == list(range(8))
     assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=8))
+
+
+def test_workers_that_keep_dying_after_some_groups_lose_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was finished is handed over, what was not has failed: every number once, and nothing goes on here."""
+    looks = 0
+
+    def look(self: crew.Crew) -> None:
+        nonlocal looks
+        looks += 1
+        if looks > 3:
+            raise crew.CrewLostError("workers keep dying")
+
+    monkeypatch.setattr(crew.Crew, "look", look)
+    groups = rolled(spec(Counting, step_s=0.03), "threading", 2, groups=16, limits=Limits(max_live=4))
+    assert [group.number for group in groups] == list(range(16))
+    done = [group for group in groups if group.status == COMPLETED]
+    failed = [group for group in groups if group.status == FAILED]
+    assert done
+    assert failed
+    assert len(done) + len(failed) == 16
+    assert {failure.boundary for group in failed for failure in group.failures} == {"worker"}
+    monkeypatch.undo()
+    calm = {group.number: group for group in rolled(spec(Counting), "sequential", 1, groups=16)}
+    assert fingerprint(done) == fingerprint([calm[group.number] for group in done])
 
 
 def test_the_number_of_workers_follows_the_engine(
@@ -569,7 +593,7 @@ def test_what_was_broken_off_is_played_first_next_time() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("backend", ["sequential", "threading", "loky", "multiprocessing"])
+@pytest.mark.parametrize("backend", ["sequential", "lock-step", "threading", "loky", "multiprocessing"])
 def test_broken_off_keeps_what_is_finished_and_resume_skips_nothing(
     backend: str, how: signal.Signals, tmp_path: Path
 ) -> None:
@@ -596,7 +620,9 @@ def test_broken_off_keeps_what_is_finished_and_resume_skips_nothing(
     """)
     script = tmp_path / "run.py"
     script.write_text(program)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "TMPDIR": str(temporary)}
     command = [sys.executable, str(script), str(tmp_path / "run")]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -615,6 +641,7 @@ def test_broken_off_keeps_what_is_finished_and_resume_skips_nothing(
     while left := living(process.pid):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.05)
+    assert list(temporary.glob("headrace-agents-*")) == []
     before = 3 + out.count("group")
 
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

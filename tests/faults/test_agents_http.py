@@ -80,6 +80,14 @@ def test_what_does_not_pass_is_a_typed_failure(kind: str, told: str, behind: Any
     assert "2 attempts" in str(answer)
 
 
+def test_a_drop_that_was_asked_for_is_no_news(behind: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with RunningServer(behind, faults=Faults(drop=1.0)) as server:
+        engine = client(server.url, attempts=2)
+        assert isinstance(ask(engine), EpisodeError)
+        engine.close()
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
 def test_a_slow_server_meets_the_deadline(behind: Any) -> None:
     with RunningServer(behind, faults=Faults(slow=1.0, slow_s=3.0)) as server:
         engine = client(server.url, attempts=2, request_s=0.2)

@@ -13,9 +13,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -280,13 +282,17 @@ def host_in_process(address: str, key: bytes, worker: int, pickled: bytes) -> No
     try:
         asyncio.run(serve())
     except* (ConnectionError, asyncio.CancelledError):  # the parent hung up: it needs nothing more of us
-        threading.Thread(target=_end_as_orphan, args=(parent,), daemon=True).start()
+        threading.Thread(target=_end_as_orphan, args=(parent, Path(address).parent), daemon=True).start()
 
 
-def _end_as_orphan(parent: int) -> None:
-    """joblib's processes wait for another task, minutes long, even if nobody is left to give them one."""
+def _end_as_orphan(parent: int, folder: Path) -> None:
+    """joblib's processes wait for another task, minutes long, even if nobody is left to give them one.
+
+    The hub's folder is the parent's to remove, unless it was killed.
+    """
     pause = threading.Event()
     for _ in range(100):
         if os.getppid() != parent:
+            shutil.rmtree(folder, ignore_errors=True)
             os._exit(1)
         pause.wait(0.05)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import random
 import threading
 import time
@@ -63,6 +64,7 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     bad = faults or Faults()
     rng = random.Random(bad.seed)
 
@@ -128,7 +130,7 @@ class RunningServer:
         require_safe(host, token)
         import uvicorn
 
-        config = uvicorn.Config(application(engine, faults, token), host, port, log_level="critical", lifespan="off")
+        config = uvicorn.Config(application(engine, faults, token), host, port, log_level="warning", lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, name="agents-server", daemon=True)
         self._thread.start()
@@ -215,6 +217,18 @@ def _body(
     }
 
 
+class _DropError(ConnectionResetError):
+    """A connection that is dropped on purpose."""
+
+
 async def _torn(body: bytes) -> AsyncIterator[bytes]:
     yield body[: len(body) // 2]
-    raise ConnectionResetError("injected fault")
+    raise _DropError("injected fault")
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether the server's log should have it: a traceback of what was asked for is none."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return not isinstance(error, _DropError)

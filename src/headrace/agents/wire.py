@@ -1,6 +1,7 @@
 """Ports over a socket, for workers in processes of their own: a client at the worker's end, a hub at the parent's.
 
-    worker: {"pull"} {"generate": request} {"done": group} {"beat"}  ──unix socket, JSON──>  hub: dispatcher, engine
+    worker: {"pull"} {"generate": request} {"forget": question} {"done": group} {"beat"}  ──unix socket, JSON──>  hub
+    hub: dispatcher, engine ──{"answer"}──> worker
 
 Nothing is unpickled from the socket: frames are JSON, the socket lies in a directory of the user's own and asks for a
 key. A worker that dies closes its connection, and that is how the hub knows. A worker whose parent is gone ends.
@@ -87,6 +88,10 @@ class SocketPort:
         try:
             self._send(message | {"id": number})
             return await awaited(future, limit_s)
+        except (asyncio.CancelledError, TimeoutError):
+            with contextlib.suppress(OSError):
+                self._send({"forget": number})
+            raise
         finally:
             self._pending.pop(number, None)
 
@@ -164,6 +169,7 @@ class Hub:
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
         worker, lock = -1, threading.Lock()
+        asked: dict[int, Future[Completion]] = {}
 
         def reply(number: int, answer: Any) -> None:
             with lock, contextlib.suppress(OSError):  # a worker that is gone is noticed below
@@ -173,7 +179,10 @@ class Hub:
             while True:
                 told = json.loads(connection.recv_bytes())
                 if "generate" in told:
-                    self._generate(Request(**told["generate"]), told["id"], reply)
+                    self._generate(Request(**told["generate"]), told["id"], asked, reply)
+                elif "forget" in told:
+                    if (future := asked.pop(told["forget"], None)) is not None:
+                        future.cancel()
                 elif "pull" in told:
                     self._dispatcher.pull(worker).add_done_callback(partial(_granted, reply, told["id"]))
                 elif "beat" in told:
@@ -197,9 +206,12 @@ class Hub:
             self.pids.pop(worker, None)
             with contextlib.suppress(OSError):
                 connection.close()
+            for future in list(asked.values()):  # nobody waits for these any more
+                future.cancel()
 
-    def _generate(self, request: Request, number: int, reply: Reply) -> None:
+    def _generate(self, request: Request, number: int, asked: dict[int, Future[Completion]], reply: Reply) -> None:
         def answered(future: Future[Completion]) -> None:
+            asked.pop(number, None)
             if future.cancelled():
                 reply(number, {"failure": ENGINE, "message": "cancelled"})
                 return
@@ -213,7 +225,8 @@ class Hub:
             else:
                 reply(number, {"failure": ENGINE, "message": f"{type(error).__name__}: {error}"})
 
-        self._engine.submit(request).add_done_callback(answered)
+        future = asked[number] = self._engine.submit(request)
+        future.add_done_callback(answered)
 
 
 def _hang_up(connection: Connection[Any, Any]) -> None:

@@ -1,0 +1,83 @@
+"""The socket between a worker's process and the hub: what nobody waits for any more is not generated."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from headrace.agents.dispatcher import Dispatcher
+from headrace.agents.engines.protocol import Completion, Request
+from headrace.agents.plan import Ticket
+from headrace.agents.scheduler import Scheduler
+from headrace.agents.wire import Hub, SocketPort
+
+REQUEST = Request(0, 0, 0, [1, 2], 4, 7)
+
+
+class Silent:
+    """An engine that takes questions and says nothing of its own."""
+
+    version = 0
+
+    def __init__(self) -> None:
+        self.asked: list[Future[Completion]] = []
+
+    def submit(self, request: Request) -> Future[Completion]:
+        self.asked.append(Future())
+        return self.asked[-1]
+
+
+@pytest.fixture
+def engine() -> Silent:
+    return Silent()
+
+
+@pytest.fixture
+def hub(engine: Silent) -> Iterator[Hub]:
+    scheduler = Scheduler([Ticket(0, "A", 1, 2)], 1)
+    made: Any = engine
+    hub = Hub(Dispatcher(scheduler, lambda: 0, lambda live: None, 1), made)
+    yield hub
+    hub.close()
+
+
+async def soon(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+def test_an_answer_finds_its_question(hub: Hub, engine: Silent) -> None:
+    async def scene() -> None:
+        port = SocketPort(hub.address, hub.key, 0)
+        asking = [asyncio.create_task(port.generate(REQUEST, 5.0)) for _ in range(3)]
+        await soon(lambda: len(engine.asked) == 3)
+        for at in (2, 0, 1):
+            engine.asked[at].set_result(Completion([at], [-0.5], [0], f"answer {at}", "stop"))
+        assert [one.text for one in await asyncio.gather(*asking)] == ["answer 0", "answer 1", "answer 2"]
+        port.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("how", ["late", "cancelled", "gone"])
+def test_what_nobody_waits_for_is_not_generated(hub: Hub, engine: Silent, how: str) -> None:
+    async def scene() -> None:
+        port = SocketPort(hub.address, hub.key, 0)
+        asking = asyncio.create_task(port.generate(REQUEST, 0.05 if how == "late" else 60.0))
+        await soon(lambda: len(engine.asked) == 1)
+        if how == "late":
+            with pytest.raises(TimeoutError):
+                await asking
+        elif how == "cancelled":
+            asking.cancel()
+        else:
+            asking.add_done_callback(lambda task: task.exception())
+            port.close()
+        await soon(lambda: engine.asked[0].cancelled())
+        if how != "gone":
+            port.close()
+
+    asyncio.run(scene())
