@@ -167,7 +167,7 @@ def test_what_was_read_is_not_read_again(engine: InProcessEngine, model: Any) ->
     assert passes == [3, 2, 2], "130 tokens are three chunks; then two are known, and then three"
     other = InProcessEngine(model, CODEC, slots=8, max_context=512)
     try:
-        with mock.patch("headrace.agents.engines.in_process._common", return_value=0):
+        with mock.patch("headrace.agents.engines.cache.common", return_value=0):
             again, more = turns(other)
         assert more == [3, 4, 5]
         assert again == answers

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from headrace.agents.codec import Codec
+from headrace.agents.engines.cache import CHUNK, Cache, Places
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
 from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE
@@ -37,7 +38,6 @@ from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError, whole
 from headrace.inference.threads import torch_threads
 
-_CHUNK = 64  # tokens of a prompt read in one pass
 _READERS = 8  # prompts read side by side
 _GATHER_S = 0.005  # that an idle engine waits for others to read with
 _MOST_HELD = 3  # passes that a prompt waits for others to be read with
@@ -67,77 +67,6 @@ class _Job:
         return [*self.request.ids, *self.sampled]
 
 
-class _Places:
-    """Who has which row of the cache, and which chunks of a conversation lie there, read and whole."""
-
-    def __init__(self, count: int) -> None:
-        self._free: dict[int, None] = dict.fromkeys(range(count))  # the longest unused first
-        self._home: dict[str, int] = {}  # episode -> place
-        self._owner: dict[int, str] = {}
-        self._read: dict[int, list[int]] = {}
-
-    def take(self, job: _Job) -> None:
-        """The place where its conversation lies, if nobody has taken it; else the longest unused one."""
-        session = job.request.session
-        place = self._home.get(session, -1)
-        if place not in self._free:
-            place = next(iter(self._free))
-            self._home.pop(self._owner.pop(place, ""), None)
-            self._read.pop(place, None)
-            self._home[session], self._owner[place] = place, session
-        del self._free[place]
-        job.place, job.read = place, _common(self._read.get(place, []), job.ids[:-1])
-
-    @property
-    def has_room(self) -> bool:
-        """Whether somebody may come."""
-        return bool(self._free)
-
-    def has_read(self, job: _Job) -> None:
-        """Everything but its last token."""
-        ids = job.ids[:-1]
-        self._read[job.place] = ids[: len(ids) // _CHUNK * _CHUNK]
-
-    def leave(self, job: _Job) -> None:
-        """What was read stays until somebody needs the place."""
-        self._free[job.place] = None
-
-    def forget(self) -> None:
-        """Other weights: nothing that was read is worth anything."""
-        self._read.clear()
-
-
-def _common(read: list[int], ids: list[int]) -> int:
-    """Tokens in whole chunks that are the same from the beginning."""
-    count = 0
-    while count + _CHUNK <= min(len(read), len(ids)) and read[count : count + _CHUNK] == ids[count : count + _CHUNK]:
-        count += _CHUNK
-    return count
-
-
-class _Cache:
-    """Keys and values of all places, as the model's cache: rows at positions of their own."""
-
-    def __init__(self, config: Any, places: int, length: int) -> None:
-        heads = config.num_key_value_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, places, heads, length, width)
-        self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
-        self.rows = torch.zeros(0, dtype=torch.long)  # place of each row of this pass
-        self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, tokens]
-
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write this pass's tokens where they belong; everything of these rows so far comes back."""
-        rows, at = self.rows[:, None], self.positions
-        self._keys[layer][rows, :, at] = keys.transpose(1, 2)
-        self._values[layer][rows, :, at] = values.transpose(1, 2)
-        return self._keys[layer][self.rows], self._values[layer][self.rows]
-
-    def get_seq_length(self, layer: int = 0) -> int:
-        """Asked by some models; positions are always given, so nothing depends on it."""
-        return 0
-
-
 class InProcessEngine:
     """An engine over a model of this process."""
 
@@ -162,9 +91,9 @@ class InProcessEngine:
         self._model = model.eval()
         self._slots, self._threads = slots, threads
         self._nowhere = slots + parked  # a place for rows that hold nobody
-        self._length = -(-max_context // _CHUNK) * _CHUNK
-        self._cache = _Cache(model.config, self._nowhere + 1, self._length)
-        self._places = _Places(self._nowhere)
+        self._length = -(-max_context // CHUNK) * CHUNK
+        self._cache = Cache(model.config, self._nowhere + 1, self._length)
+        self._places = Places(self._nowhere)
         self._jobs: list[_Job | None] = [None] * slots
         self._waiting: deque[_Job] = deque()
         self._reading: list[_Job] = []
@@ -286,7 +215,7 @@ class InProcessEngine:
         while self._waiting and self._places.has_room and len(self._reading) + len(self._ready) < most:
             job = self._waiting.popleft()
             if job.future.set_running_or_notify_cancel():
-                self._places.take(job)
+                job.place, job.read = self._places.take(job.request.session, job.ids[:-1])
                 self._reading.append(job)
 
     def _gathers(self) -> bool:
@@ -335,21 +264,21 @@ class InProcessEngine:
 
     def _read(self) -> None:
         """One pass: a chunk of up to eight prompts, all but the last token of each, into the cache."""
-        ids = torch.zeros(_READERS, _CHUNK, dtype=torch.long)
+        ids = torch.zeros(_READERS, CHUNK, dtype=torch.long)
         rows, starts = torch.full((_READERS,), self._nowhere), torch.zeros(_READERS, 1, dtype=torch.long)
         passing = [job for job in self._reading if job.read < job.length - 1][:_READERS]
         for row, job in enumerate(passing):
-            part = job.ids[job.read : min(job.read + _CHUNK, job.length - 1)]
+            part = job.ids[job.read : min(job.read + CHUNK, job.length - 1)]
             ids[row, : len(part)] = torch.tensor(part)
             rows[row], starts[row, 0] = job.place, job.read
             job.read += len(part)
         if passing:
-            self._cache.rows, self._cache.positions = rows, starts + torch.arange(_CHUNK)
+            self._cache.rows, self._cache.positions = rows, starts + torch.arange(CHUNK)
             self._forward(ids, is_reading=True)
         done = [job for job in self._reading if job.read >= job.length - 1]
         self._reading = [job for job in self._reading if job.read < job.length - 1]
         for job in done:
-            self._places.has_read(job)
+            self._places.has_read(job.place, job.ids[:-1])
             self._ready.append(job)
 
     def _speak(self, speaking: list[int]) -> None:
@@ -396,7 +325,7 @@ class InProcessEngine:
             text = self.codec.decode(job.sampled[:-1] if has_ended else job.sampled)
             answer = Completion(job.sampled, job.log_probs, job.versions, text, "stop" if has_ended else "length")
             self._jobs[at] = None
-            self._places.leave(job)
+            self._places.leave(job.place)
             self._statistics = replace(self._statistics, requests=self._statistics.requests + 1)
             try:
                 job.future.set_result(checked(request, answer, self.codec, False))
@@ -427,7 +356,7 @@ class InProcessEngine:
         placed = [*(job for job in self._jobs if job is not None), *self._ready, *self._reading]
         waiting = [job for job in self._waiting if job.future.set_running_or_notify_cancel()]
         for job in placed:
-            self._places.leave(job)
+            self._places.leave(job.place)
         self._places.forget()  # nobody knows how far a pass got that failed
         self._jobs, self._reading = [None] * self._slots, []
         self._ready.clear()
