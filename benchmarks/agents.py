@@ -13,7 +13,7 @@ All of them hold the same conversations with the same seeds, and wait for the sa
 turns, and a ratio is the median of the ratios of each round, so that a machine that gets slower does so for both.
 
 Occupancy is the workers' mean batch beside the ideal one, b = N * S / (S + E): N live episodes, S seconds for a batch
-of b, a mean step of E; measured with four times as many episodes as may be live, until the last group has begun: it is
+of b, a mean step of E; measured with eight times as many episodes as may be live, until the last group has begun: it is
 not about the last straggler. The real model's S is its mean time for an answer; no more than its slots can be busy.
 Overhead is the workers' time per turn at 512 live episodes with environments that cost nothing, less the engine's own.
 """
@@ -217,12 +217,12 @@ def ours(engine: Engine, job: Job, **options: Any) -> Run:
 
 def occupancy(engine: Engine, job: Job) -> tuple[float, float]:
     """The workers' mean batch while there is more to be done than may be live, and the ideal."""
-    longer, live = replace(job, episodes=4 * job.episodes), job.episodes // job.size
+    longer, live = replace(job, episodes=8 * job.episodes), job.episodes // job.size
     options: dict[str, Any] = {"limits": Limits(max_live=job.episodes), "backend": "threading", "n_jobs": 2}
     before, told = engine.statistics(), EngineStatistics()
     with hr.AgentRollouts(longer.plan.envs, engine, group_size=job.size, rules=RULES, **options) as rollouts:
-        for count, _ in enumerate(rollouts.stream(4 * live), 1):
-            if count == 3 * live:
+        for count, _ in enumerate(rollouts.stream(8 * live), 1):
+            if count == 7 * live:
                 told = engine.statistics().since(before)
     return told.batch_mean, ideal_batch(job, told.tokens / told.requests * told.busy_s / told.batches)
 
@@ -325,7 +325,7 @@ def main() -> None:
     for is_real in (False,) if arguments.smoke else (False, True):
         model = engine_of(Job("none", 1, 1, True)) if is_real else None  # taught once
         for kind in kinds:
-            turns = 2 * rounds if kind == "1 ms" else max(1, rounds - is_real)  # the real model's take long
+            turns = (2 + is_real) * rounds if kind == "1 ms" else max(1, rounds - is_real)  # close ones more often
             more, told = measured(Job(kind, episodes, size, is_real), turns, model)
             claims += more
             extra |= told
