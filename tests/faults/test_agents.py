@@ -14,8 +14,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ import pytest
 
 import headrace as hr
 from headrace.agents import crew
+from headrace.agents.callers import Callers
 from headrace.agents.engines.batching import Batched, Batching
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request
 from headrace.agents.engines.scripted import Latency, ScriptedModel, random_answers, scripted
+from headrace.agents.episode import Rules
 from headrace.agents.failures import EpisodeError
 from headrace.agents.limits import Limits
 from headrace.agents.metrics import summary
@@ -42,9 +44,12 @@ from support.agent_envs import (
     Hanging,
     HangingClose,
     Heavy,
+    Late,
+    LateAndHanging,
     Leaver,
     Leaving,
     Raising,
+    Stuck,
     spec,
 )
 
@@ -245,6 +250,82 @@ def test_close_that_hangs_holds_up_nobody(
     assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=2))
     if backend in ("sequential", "lock-step", "threading") and not pooled:  # a process has a log of its own
         assert "did not come back from close within 0.3 s" in caplog.text
+
+
+def test_closes_that_hang_side_by_side_cost_one_limit() -> None:
+    started = time.monotonic()
+    rolled(spec(HangingClose), "lock-step", 1, groups=3, group_size=8, limits=Limits(env_s=0.5))
+    assert time.monotonic() - started < 5, "one after the other, 24 of them would take 12 s"
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "max_live"), [("sequential", 8), ("lock-step", 8), ("lock-step", 1), ("threading", 8)]
+)
+def test_what_comes_back_too_late_adds_nothing(backend: str, max_live: int, pooled: bool) -> None:
+    """Also if others are still waited for when it does; and its environment is not used again."""
+    Late.reused.clear()
+    Late.ON.clear()
+    limits, rules = Limits(env_s=0.4, max_live=max_live), Rules(max_actions_per_turn=1)
+    with hr.AgentRollouts(
+        [spec(Late)], n_jobs=2, backend=backend, group_size=2, limits=limits, rules=rules, pooled=pooled
+    ) as one:
+        Late.ON.set()
+        groups = one.run(2)
+    late = [one for group in groups for one in group.episodes if one.failure is not None]
+    assert late
+    assert all(one.failure.boundary == "timeout" for one in late if one.failure is not None)
+    assert all(sum(len(turn.actions) for turn in one.turns) == 2 for one in late), "the third step was too late"
+    assert not any(Late.reused)
+
+
+@pytest.mark.parametrize("backend", ["sequential", "lock-step", "threading"])
+def test_broken_off_while_environments_hang(backend: str) -> None:
+    """It ends at once; each environment is closed once, by the thread that was stuck in it, when that comes back."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    Stuck.closed.clear()
+    Stuck.num_inside = 0
+    before, started = signal.signal(signal.SIGALRM, interrupt), time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        with pytest.raises(KeyboardInterrupt):
+            rolled(spec(Stuck), backend, 2, groups=1, group_size=6, limits=Limits(env_s=15.0))
+        assert time.monotonic() - started < 5
+        assert Stuck.num_inside == 1 if backend == "sequential" else Stuck.num_inside > 3
+        assert len(Stuck.closed) == 6 - Stuck.num_inside
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+        RELEASE.set()
+    deadline = time.monotonic() + 5
+    while len(Stuck.closed) < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not any(Stuck.closed), "never while a step runs"
+
+
+@pytest.mark.parametrize("backend", ["sequential", "lock-step", "threading"])
+def test_back_at_the_moment_it_is_given_up_and_then_hanging_in_close(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Callers.give_up
+
+    def give_up(self: Callers, future: Future[Any], afterwards: Callable[[], None]) -> bool:
+        wait([future], 1.0)
+        return honest(self, future, afterwards)
+
+    monkeypatch.setattr(Callers, "give_up", give_up)
+    Late.ON.set()
+    started = time.monotonic()
+    groups = rolled(
+        spec(LateAndHanging), backend, 2, groups=1, group_size=2, limits=Limits(env_s=0.4, attempts=1),
+        rules=Rules(max_actions_per_turn=1),
+    )  # fmt: skip
+    assert len(groups) == 1
+    assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize("how", ["exit", "cancel", "interrupt", "generator"])

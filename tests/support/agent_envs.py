@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -120,6 +120,55 @@ class Hanging(Counting):
 
 class HangingClose(Counting):
     """Hangs in close until RELEASE is set."""
+
+    def close(self) -> None:
+        RELEASE.wait(20.0)
+
+
+class Late(Counting):
+    """Its third step takes longer than it may, once ON is set, and comes back; notes if it is reset after that."""
+
+    ON = threading.Event()
+    reused: ClassVar[list[bool]] = []  # in this process
+
+    def __init__(self, late_s: float = 0.7, **options: Any) -> None:
+        super().__init__(**options)
+        self._late_s, self._was_late = late_s, False
+
+    def reset(self, seed: int) -> str:
+        self.reused.append(self._was_late)
+        return super().reset(seed)
+
+    def step(self, action: str) -> Step:
+        if len(self._taken) == 2 and self.ON.is_set():
+            self._was_late = True
+            time.sleep(self._late_s)
+        return super().step(action)
+
+
+class Stuck(Counting):
+    """Steps until RELEASE is set; notes each close, and whether it came while it was in a step."""
+
+    closed: ClassVar[list[bool]] = []
+    num_inside: ClassVar[int] = 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._is_inside = False
+
+    def step(self, action: str) -> Step:
+        self._is_inside = True
+        Stuck.num_inside += 1
+        RELEASE.wait(20.0)
+        self._is_inside = False
+        return super().step(action)
+
+    def close(self) -> None:
+        self.closed.append(self._is_inside)
+
+
+class LateAndHanging(Late):
+    """Comes back too late, and never from close."""
 
     def close(self) -> None:
         RELEASE.wait(20.0)

@@ -21,6 +21,8 @@ from headrace.agents.environments.text_env import TextEnvSpec
 
 T = TypeVar("T")
 
+BACKENDS = ("threading", "loky", "multiprocessing")  # joblib's, that workers run in
+WAYS = ("auto", "sequential", "lock-step", *BACKENDS)
 _BUDGET_S, _MOST_STEPS, _LEAST_STEPS = 0.02, 50, 2
 _CHEAP_S = 0.5e-3  # about what passing a turn to another thread and back costs at most
 _CHEAP_BESIDE_S = 2e-3  # the same, where a model in this process needs the interpreter too

@@ -83,16 +83,19 @@ class Callers:
         job = self._running.get(id(future))
         return job.begun_s if job is not None else None
 
-    def give_up(self, future: Future[Any], afterwards: Callable[[], None]) -> None:
-        """Nobody waits for this call any more; `afterwards` runs when, and if, it returns."""
+    def give_up(self, future: Future[Any], afterwards: Callable[[], None]) -> bool:
+        """Nobody waits for this call any more. True: it is out, and `afterwards` runs when, and if, it returns.
+
+        False: it never began, or is over; what comes after it is for whoever asks.
+        """
         with self._changed:
             job = None if future.cancel() else self._running.pop(id(future), None)
-            if job is not None:  # whoever takes it out of `_running` has it: its thread sees that it was given up
-                job.afterwards = afterwards
-                self._threads.discard(job.thread)  # it is lost to us: another takes its place
-            else:  # it never began, or is over: what comes after it may hang as well as it might have
-                self._jobs.append(_Job(afterwards, Future(), now_s()))
+            if job is None:
+                return False
+            job.afterwards = afterwards  # whoever took it out of `_running` has it: its thread sees that
+            self._threads.discard(job.thread)  # it is lost to us: another takes its place
             self._wake(min(1, len(self._jobs)) - self._coming)
+            return True
 
     def close(self, patience_s: float = 1.0) -> int:
         """End all threads that are not stuck; returns how many calls are still out."""
@@ -136,9 +139,14 @@ class Callers:
             self._changed.notify(idle)
         for _ in range(min(count - idle, self._most - len(self._threads))):
             thread = threading.Thread(target=self._work, name="env-caller", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more: those who are there go on
+                if not self._threads:
+                    raise
+                return
             self._threads.add(thread)
             self._coming += 1
-            thread.start()
 
     def _keep(self) -> None:
         if self._keeper is None:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headrace.agents import auto
 from headrace.agents.build import rollouts_of
 from headrace.agents.config import AgentsConfig
 from headrace.agents.engines.protocol import Engine
@@ -62,6 +63,7 @@ class Comparison:
     """Two ways, calm and with injected failures."""
 
     expected: int  # groups
+    advice: str  # what auto would do, where it may choose
     sequential: Side
     parallel: Side
     faulty_sequential: Side
@@ -131,9 +133,8 @@ def compare(
 ) -> Comparison:
     """Run all four."""
     bad = replace(config, envs=tuple(faulty(spec) for spec in config.envs))
-    parallel = config.backend if config.backend != "sequential" else "auto"
-    if parallel == "auto":
-        parallel = "threading"  # compared is the parallel way, whatever auto would do with cheap environments
+    is_auto = config.backend in ("auto", "sequential")
+    parallel = "threading" if is_auto else config.backend  # the parallel way, whatever auto would do
     sides = []
     for name, which, backend in (
         ("sequential", config, "sequential"),
@@ -143,7 +144,13 @@ def compare(
     ):
         on_side(name)
         sides.append(_side(name, which, engine, backend))
-    return Comparison(config.env_groups, *sides)
+    return Comparison(config.env_groups, _advice(config) if is_auto else "", *sides)
+
+
+def _advice(config: AgentsConfig) -> str:
+    measured = [auto.measure(spec, config.limits.env_s) for spec in config.envs]
+    choice = auto.choose(measured, config.n_jobs, config.env_groups, config.engine.kind == "tiny")
+    return f"left to auto: {choice.reason}"
 
 
 def _side(name: str, config: AgentsConfig, engine: Callable[[], Engine], backend: str) -> Side:
@@ -154,7 +161,8 @@ def _side(name: str, config: AgentsConfig, engine: Callable[[], Engine], backend
             groups = rollouts.run(config.env_groups)
             seconds = now_s() - started
             assert rollouts.choice is not None
-            return Side(name, rollouts.choice.reason, seconds, tuple(groups), rollouts.statistics)
+            how = f"{rollouts.choice.backend}, n_jobs={rollouts.choice.n_jobs}"
+            return Side(name, how, seconds, tuple(groups), rollouts.statistics)
     finally:
         maker.close()
 
@@ -178,7 +186,8 @@ def text_table(comparison: Comparison) -> str:
     rows.append(("with failures: records", *(side.fingerprint[:12] for side in bad)))
     width = max(len(row[0]) for row in rows) + 2
     lines = [f"{name:<{width}}{left:>14}{right:>14}" for name, left, right in rows]
-    lines += ["", f"parallel is {comparison.speed_up:.2f}x sequential ({other.how})", ""]
+    lines += ["", f"parallel is {comparison.speed_up:.2f}x sequential ({other.how})"]
+    lines += [*([comparison.advice] if comparison.advice else []), ""]
     lines += [f"{'ok  ' if holds else 'FAIL'}  {name}" for name, holds in comparison.checks.items()]
     return "\n".join(lines)
 

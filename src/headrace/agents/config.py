@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from headrace.agents.auto import WAYS
 from headrace.agents.engines.batching import Batching
 from headrace.agents.engines.openai import Server
 from headrace.agents.engines.scripted import Latency
@@ -264,8 +265,11 @@ def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
         raise UsageError(f"es_manager.train.env_configs.n_groups: expected a list, a number per tag, got {counts!r}")
     for count in counts or ():
         whole("es_manager.train.env_configs.n_groups", count, 0)
-    if values["engine.kind"] not in ENGINES:
-        raise UsageError(f"engine.kind: expected one of {', '.join(ENGINES)}, got {values['engine.kind']!r}")
+    for name, known in (("engine.kind", ENGINES), ("agent_proxy.parallel_backend", WAYS)):
+        if values[name] not in known:
+            raise UsageError(f"{name}: expected one of {', '.join(known)}, got {values[name]!r}")
+    if values["agent_proxy.parallel_n_jobs"] == 0:
+        raise UsageError("agent_proxy.parallel_n_jobs: expected -1 (auto) or at least 1, got 0")
     env_groups = values["es_manager.train.env_groups"]
     proxy = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("agent_proxy.")}
     rules = Rules(

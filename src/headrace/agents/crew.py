@@ -22,6 +22,7 @@ from typing import Any
 
 import cloudpickle
 
+from headrace.agents.auto import BACKENDS
 from headrace.agents.bridge import Bridge
 from headrace.agents.dispatcher import Dispatcher
 from headrace.agents.engines.protocol import Completion, Engine, Request
@@ -32,7 +33,6 @@ from headrace.agents.worker import Worker, WorkerPlan
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError
 
-BACKENDS = ("threading", "loky", "multiprocessing")
 _START_S = 60.0  # for the first worker to come up
 _END_S = 10.0  # for workers to end
 _MOST_RESTARTS = 3  # per worker, on average

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from headrace.errors import UsageError, require_types
 
+END_S = 5.0  # for environments to close when all is over
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from headrace.agents import auto, lock_step
-from headrace.agents.crew import BACKENDS, Crew, CrewError, CrewLostError
+from headrace.agents.crew import Crew, CrewError, CrewLostError
 from headrace.agents.dispatcher import Dispatcher
 from headrace.agents.engines.protocol import Engine
 from headrace.agents.limits import Limits
@@ -71,7 +71,7 @@ class Player:
 
     def play(self, choice: auto.Choice, groups: int, is_adapting: bool) -> Generator[Group, None, None]:
         """Every group once; `groups` is how many are worth being played at one time."""
-        if choice.backend in BACKENDS:
+        if choice.backend in auto.BACKENDS:
             try:
                 yield from self._with_workers(choice, groups, is_adapting)
                 return
@@ -79,11 +79,11 @@ class Player:
                 logger.warning(
                     "parallel rollouts are not possible (%s); going on sequentially with the same seeds", error
                 )
-        yield from self._in_lock_step(self._stage.limits.max_live if choice.backend == "lock-step" else 1)
+        yield from self._in_lock_step(is_side_by_side=choice.backend == "lock-step")
 
-    def _in_lock_step(self, most_moving: int) -> Iterator[Group]:
+    def _in_lock_step(self, is_side_by_side: bool) -> Iterator[Group]:
         stage, scheduler = self._stage, self._scheduler
-        how = (stage.plan, stage.engine, stage.limits, stage.reusable, most_moving)
+        how = (stage.plan, stage.engine, stage.limits, stage.reusable, is_side_by_side)
 
         def next_ticket() -> Ticket | None:
             return scheduler.next(0, stage.engine.version)

@@ -23,7 +23,6 @@ from typing import Any, Self
 import numpy as np
 
 from headrace.agents import auto
-from headrace.agents.crew import BACKENDS
 from headrace.agents.engines.protocol import Engine, EngineStatistics
 from headrace.agents.engines.scripted import scripted
 from headrace.agents.environments.registry import EnvSources, as_specs
@@ -38,8 +37,6 @@ from headrace.agents.records import FAILED, Group
 from headrace.agents.scheduler import Pace, Scheduler
 from headrace.clock import now_s
 from headrace.errors import UsageError, whole
-
-_WAYS = ("auto", "sequential", "lock-step", *BACKENDS)
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +80,8 @@ class AgentRollouts:
         groups_per_update: int | None = None,
         run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        if backend not in _WAYS:
-            raise UsageError(f"backend: expected one of {', '.join(_WAYS)}, got {backend!r}")
+        if backend not in auto.WAYS:
+            raise UsageError(f"backend: expected one of {', '.join(auto.WAYS)}, got {backend!r}")
         if n_jobs != -1 or isinstance(n_jobs, float):
             whole("n_jobs", n_jobs, 1, "-1 (auto) or at least 1")
         if isinstance(engine, str) and engine != "scripted":
@@ -275,7 +272,7 @@ class AgentRollouts:
         return most if rounds is not None else 1 << 30
 
     def _choose(self, groups: int) -> auto.Choice:
-        if self._backend not in ("auto", *BACKENDS):
+        if self._backend not in ("auto", *auto.BACKENDS):
             return auto.Choice(self._backend, 1, f"{self._backend}: asked for")
         if self._backend != "auto":
             workers = self._n_jobs if self._n_jobs > 0 else auto.cores()

@@ -68,7 +68,7 @@ class EnvPool:
         for tag, env in envs:
             try:
                 env.close()
-            except Exception as error:
+            except BaseException as error:  # in a thread of its own, as everything of an environment's
                 logger.warning("%s raised in close: %s: %s", tag, type(error).__name__, error)
 
 
@@ -132,6 +132,11 @@ class Seat:
             twin = copy.copy(self)
         twin._env, twin._lock, twin._is_abandoned = None, threading.Lock(), False
         return twin
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its environment was given up."""
+        return self._is_abandoned
 
     @contextmanager
     def _owned(self) -> Iterator[None]:

@@ -204,7 +204,7 @@ class Hub:
             self._dispatcher.lost(worker, f"sent what can't be read: {error}")
         finally:
             self.pids.pop(worker, None)
-            with contextlib.suppress(OSError):
+            with lock, contextlib.suppress(OSError):
                 connection.close()
             for future in list(asked.values()):  # nobody waits for these any more
                 future.cancel()

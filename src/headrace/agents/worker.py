@@ -21,7 +21,7 @@ from headrace.agents.callers import Callers
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.failures import EpisodeError
-from headrace.agents.limits import Limits
+from headrace.agents.limits import END_S, Limits
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import ENGINE, TIMEOUT, Episode, Group
 from headrace.agents.seat import EnvPool, Seat
@@ -31,7 +31,6 @@ from headrace.clock import now_s
 T = TypeVar("T")
 
 _BEAT_S = 0.5  # between two signs of life
-_END_S = 5.0  # for environments to close when the worker ends
 _ENGINE = "the engine"
 _IN_ENV = ("", 0.0)
 
@@ -96,7 +95,7 @@ class Worker:
             beating.cancel()
             self._flush()
             self._callers.submit(self._pool.close)
-            self._callers.close(min(self._plan.limits.env_s, _END_S))
+            self._callers.close(min(self._plan.limits.env_s, END_S))
 
     async def _group(self, ticket: Ticket) -> None:
         table = Table(ticket, now_s())
@@ -124,7 +123,7 @@ class Worker:
                     seat.answered(completion, now_s() - asked)
                     request = await self._call(seat, seat.act)
             except _Hung as hung:
-                seat = seat.abandoned()
+                seat = hung.twin
                 seat.failed(hung.why.failure)
             except EpisodeError as failure:
                 seat.failed(failure.failure)
@@ -149,12 +148,15 @@ class Worker:
         try:
             return await self._result(future)
         except asyncio.CancelledError:
-            self._callers.give_up(future, seat.close)
+            if not self._callers.give_up(future, seat.close):
+                self._callers.submit(seat.close)
             raise
         except TimeoutError:
-            self._callers.give_up(future, seat.close)
+            twin = seat.abandoned()  # before all else: what comes back from now on adds nothing
+            if not self._callers.give_up(future, seat.close):
+                await self._close(seat)
             self._waits.pop(seat, None)
-            raise _Hung(too_slow(seat, limits)) from None
+            raise _Hung(too_slow(seat, limits), twin) from None
         except EpisodeError:
             raise
         except (Exception, SystemExit) as error:
@@ -226,6 +228,6 @@ class Worker:
 
 
 class _Hung(Exception):  # noqa: N818 - a way out of nested calls, never seen outside
-    def __init__(self, why: EpisodeError) -> None:
+    def __init__(self, why: EpisodeError, twin: Seat) -> None:
         super().__init__(str(why))
-        self.why = why
+        self.why, self.twin = why, twin

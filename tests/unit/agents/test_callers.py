@@ -50,7 +50,7 @@ def test_a_hung_call_is_given_up_and_the_others_go_on() -> None:
     behind = callers.submit(lambda: "done")
     with pytest.raises(TimeoutError):
         behind.result(0.1)
-    callers.give_up(hung, closed.set)
+    assert callers.give_up(hung, closed.set)
     assert behind.result(5) == "done"
     assert not closed.is_set(), "it is still in there"
     gate.set()
@@ -62,12 +62,34 @@ def test_a_call_that_has_not_begun_is_cancelled() -> None:
     callers, gate, closed = Callers(most=1), threading.Event(), threading.Event()
     first = callers.submit(lambda: gate.wait(20))
     second = callers.submit(lambda: "never")
-    callers.give_up(second, closed.set)
+    assert not callers.give_up(second, closed.set)
     assert second.cancelled()
     gate.set()
     assert first.result(5)
-    assert closed.wait(5), "in a thread, too: closing may hang"
+    assert not callers.give_up(first, closed.set), "it is over"
     callers.close()
+    assert not closed.is_set(), "what comes after it is for whoever asks"
+
+
+def test_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system has none left, those who are there do the work."""
+    callers, started = Callers(), threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "env-caller":
+            raise RuntimeError("can't start new thread")
+        started(self)
+
+    gate = threading.Event()
+    first = callers.submit(lambda: gate.wait(20))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    rest = [callers.submit(lambda count=count: count) for count in range(5)]
+    gate.set()
+    assert first.result(5)
+    assert [one.result(5) for one in rest] == [0, 1, 2, 3, 4]
+    monkeypatch.undo()
+    assert callers.submit(lambda: "again").result(5) == "again"
+    assert callers.close() == 0
 
 
 def test_quick_calls_share_a_few_threads() -> None:
@@ -130,7 +152,9 @@ def test_giving_up_what_ends_at_that_moment() -> None:
 
         future = callers.submit(call)
         time.sleep(pause_s)
-        callers.give_up(future, lambda closed=closed, is_running=is_running: closed.append(is_running.is_set()))
+        close = lambda closed=closed, is_running=is_running: closed.append(is_running.is_set())  # noqa: E731
+        if not callers.give_up(future, close):
+            callers.submit(close)
         callers.close()
         deadline = time.monotonic() + 5
         while not closed and time.monotonic() < deadline:

@@ -60,6 +60,8 @@ def test_groups_are_shared_out_evenly_if_nothing_is_said() -> None:
         ("es_manager.train.env_groups=7", "add up to env_groups = 7"),
         ("es_manager.train.env_configs.tags=Bandit", "expected a list of tags"),
         ("es_manager.train.env_configs.tags=[Bandits]", "did you mean Bandit?"),
+        ("agent_proxy.parallel_backend=lockstep", "agent_proxy.parallel_backend: expected one of auto, sequential"),
+        ("agent_proxy.parallel_n_jobs=0", "agent_proxy.parallel_n_jobs: expected -1 (auto) or at least 1, got 0"),
         ("engine.kind=vllm", "engine.kind: expected one of scripted, tiny, openai"),
         ("custom_envs.Bandit.env_confg.pulls=3", "did you mean env_config?"),
         ("custom_envs.Bandit.env_type=bandits", "did you mean bandit?"),
