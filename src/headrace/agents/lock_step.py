@@ -136,7 +136,7 @@ class _Movers:
             self._callers.submit_all([(move, future) for (_, move), future in zip(moves, calls, strict=True)])
             self._wait(calls, give_up)
         except BaseException:  # broken off: whoever is in a call is closed by its own thread
-            for future in calls:
+            for future in reversed(calls):  # the last of the queue first: nobody begins in the place of who is given up
                 if not future.done():
                     give_up(future)
             raise
