@@ -151,6 +151,8 @@ class _Movers:
 
     def settle(self, limit_s: float | None = None) -> None:
         """Whoever leaves is closed; what does not come back from that is left behind. `limit_s`: all together."""
+        if not self._leaving:
+            return
         calls = {Future[None](): seat for seat in self._leaving}
 
         def give_up(future: Future[Any]) -> None:
