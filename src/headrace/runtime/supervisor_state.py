@@ -1,0 +1,223 @@
+"""Which workers live, which are replaced, and when to give up: decided in plain data. No process, no clock, no RL.
+
+    Ready · Beat · Done · Left · Died · Tick  ──handle(event, now_s)──>  Start · Kill · Lost · GiveUp
+
+A worker is starting, ready, or gone. One that dies is lost (its work goes to another) and started again. Deaths without
+a result in between are counted: a worker that never gets anything done is given up, and the run with it.
+The same machine serves worker processes of environments and workers of LLM agents. Whoever owns the processes feeds it
+what it sees and carries out what comes back, in order; a Start may be carried out later, when its place is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker has come up."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life, and what the worker is at: an opaque note, handed back if it is lost."""
+
+    worker: int
+    note: object = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """A worker has finished a piece of work."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Left:
+    """A worker has ended as it should."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker is gone, and nothing of it is left: it has been reaped, or its line is closed for good."""
+
+    worker: int
+    how: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start this worker."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End this worker by force; its Died will follow."""
+
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """This worker's unfinished work must go to another."""
+
+    worker: int
+    how: str
+    note: object = None
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Nothing more can be done. `has_begun` is False if no worker ever came up."""
+
+    worker: int | None
+    why: str
+    has_begun: bool = True
+
+
+Event = Ready | Beat | Done | Left | Died | Tick
+Instruction = Start | Kill | Lost | GiveUp
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a death is one too many. None: no limit."""
+
+    fruitless: int | None = 5
+    """Deaths of one worker in a row without a finished piece of work."""
+    first_starts: int = 1
+    """Attempts to bring a worker up for the first time."""
+    restarts: int | None = None
+    """Workers started again, in all."""
+    start_s: float | None = None
+    """Seconds for the first of all workers to be ready."""
+    silent_s: float | None = None
+    """Seconds between two signs of life of a worker that is ready."""
+
+
+class Phase(Enum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    GONE = "gone"
+
+
+@dataclass
+class _Worker:
+    phase: Phase = Phase.GONE
+    has_been_ready: bool = False
+    fruitless: int = 0
+    beat_s: float = 0.0
+    note: object = None
+    is_condemned: bool = False  # Kill was said; say it once
+
+
+class SupervisorState:
+    """The workers 0..n-1 of a run."""
+
+    def __init__(self, num_workers: int, limits: Limits | None = None) -> None:
+        self._workers = [_Worker() for _ in range(num_workers)]
+        self._limits = limits or Limits()
+        self._launched_s = 0.0
+        self._is_over = False
+        self.restarts = 0
+
+    def launch(self, now_s: float) -> list[Start]:
+        """Begin: every worker is to be started."""
+        self._launched_s = now_s
+        for worker in self._workers:
+            worker.phase = Phase.STARTING
+        return [Start(index) for index in range(len(self._workers))]
+
+    def handle(self, event: Event, now_s: float) -> Sequence[Instruction]:
+        """What is to be done about it. After GiveUp nothing more is."""
+        if self._is_over:
+            return ()
+        if isinstance(event, Tick):
+            return self._tick(now_s)
+        worker = self._workers[event.worker]
+        if isinstance(event, Died):
+            return self._died(event) if worker.phase is not Phase.GONE else ()
+        if isinstance(event, Left):
+            worker.phase = Phase.GONE
+            return ()
+        if worker.phase is Phase.GONE:
+            return ()  # the last words of one that was given up
+        worker.beat_s = now_s
+        if isinstance(event, Ready):
+            worker.phase, worker.has_been_ready, worker.is_condemned = Phase.READY, True, False
+        elif isinstance(event, Done):
+            worker.fruitless = 0
+        else:
+            worker.note = event.note
+        return ()
+
+    def phase(self, worker: int) -> Phase:
+        """Where a worker is in its life."""
+        return self._workers[worker].phase
+
+    def note(self, worker: int) -> object:
+        """What a worker last said it was at."""
+        return self._workers[worker].note
+
+    def in_phase(self, phase: Phase) -> list[int]:
+        """The workers that are there."""
+        return [index for index, worker in enumerate(self._workers) if worker.phase is phase]
+
+    def has_been_ready(self, worker: int) -> bool:
+        """Whether it ever came up."""
+        return self._workers[worker].has_been_ready
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any worker ever came up."""
+        return any(worker.has_been_ready for worker in self._workers)
+
+    def _died(self, event: Died) -> Sequence[Instruction]:
+        worker, limits = self._workers[event.worker], self._limits
+        worker.fruitless += 1
+        if not worker.has_been_ready and worker.fruitless >= limits.first_starts:
+            return self._give_up(event.worker, f"worker {event.worker} died before it was ready: {event.how}")
+        if limits.fruitless is not None and worker.fruitless > limits.fruitless:
+            return self._give_up(
+                event.worker,
+                f"worker {event.worker} died {worker.fruitless} times without a result, last: {event.how}",
+            )
+        if limits.restarts is not None and self.restarts >= limits.restarts:
+            return self._give_up(event.worker, f"workers keep dying: {self.restarts} were started again")
+        lost = Lost(event.worker, event.how, worker.note)
+        worker.phase, worker.note, worker.is_condemned = Phase.STARTING, None, False
+        self.restarts += 1
+        return (lost, Start(event.worker))
+
+    def _tick(self, now_s: float) -> Sequence[Instruction]:
+        limits = self._limits
+        if limits.start_s is not None and not self.has_begun and now_s - self._launched_s > limits.start_s:
+            return self._give_up(None, f"no worker came up within {limits.start_s:g} s")
+        silent = []
+        for index, worker in enumerate(self._workers):
+            is_late = limits.silent_s is not None and now_s - worker.beat_s > limits.silent_s
+            if worker.phase is Phase.READY and is_late and not worker.is_condemned:
+                worker.is_condemned = True
+                silent.append(Kill(index, f"gave no sign of life for {now_s - worker.beat_s:.0f} s"))
+        return silent
+
+    def _give_up(self, worker: int | None, why: str) -> Sequence[Instruction]:
+        self._is_over = True
+        return (GiveUp(worker, why, self.has_begun),)
