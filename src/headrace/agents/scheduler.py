@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from headrace.agents.plan import Ticket
-from headrace.learning.lag import lease_limit
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Pace:
 
     def room(self, version: int, taken: int) -> int:
         """How many more groups may start, beside those accepted or on their way."""
-        return lease_limit(version, self.max_lag, self.groups_per_update) - taken
+        return (self.max_lag + version + 1) * self.groups_per_update - taken
 
 
 class Scheduler:

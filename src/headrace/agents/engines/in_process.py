@@ -36,7 +36,7 @@ from headrace.agents.failures import EpisodeError
 from headrace.agents.records import ENGINE
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError, whole
-from headrace.inference.threads import torch_threads
+from headrace.policies.threads import torch_threads
 
 _READERS = 8  # prompts read side by side
 _GATHER_S = 0.005  # that an idle engine waits for others to read with

@@ -1,12 +1,10 @@
-"""A child process with a line to its parent: started, listened to, noticed when it dies, ended.
+"""A child process with a line to its parent: started, spoken to, ended.
 
-    parent: Child.start(name, target, payload) -> send(bytes) · wait_any(children) -> Message | Death · hang_up · end
-    child:  target(line, payload): line.receive() until None (the parent hung up) · line.send(bytes)
+    parent: Child.start(name, target, payload) -> send(bytes) · hang_up · end          child: target(line, payload)
 
-Nothing here can wait for ever. The parent waits on lines and process sentinels together, so a death wakes it, and it
-reads a dead child's last words before it believes in the death. The child watches a second pipe that never carries
-anything: it closes when the parent dies, however it dies, and with a fork server getppid() would not tell.
-Ctrl-C reaches the parent alone; children end when it hangs up. Does not know what is said over a line.
+The child watches a second pipe that never carries anything: it closes when the parent dies, however it dies, and with a
+fork server getppid() would not tell. Ctrl-C reaches the parent alone; children end when it hangs up.
+Does not know what is said over the line (runtime/line waits for that).
 """
 
 from __future__ import annotations
@@ -20,54 +18,16 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 
-Target = Callable[["Line", Any], None]
+from headrace.runtime.line import Line
+
+Target = Callable[[Line, Any], None]
 START_METHODS = ("forkserver", "spawn")
 _PARENT_DIED = 87  # exit code of a child whose parent is gone
-
-
-@dataclass(frozen=True)
-class Message:
-    """What a child said."""
-
-    child: Child
-    data: bytes
-
-
-@dataclass(frozen=True)
-class Death:
-    """A child is gone, and everything it said has been read."""
-
-    child: Child
-    exit_code: int
-
-
-class Line:
-    """A child's end of the line."""
-
-    def __init__(self, connection: Connection[Any, Any]) -> None:
-        self._connection = connection
-
-    def receive(self) -> bytes | None:
-        """The next message; None once the parent has hung up."""
-        try:
-            return self._connection.recv_bytes()
-        except (EOFError, OSError):
-            return None
-
-    def has_more(self) -> bool:
-        """Whether `receive` would return at once."""
-        return self._connection.poll(0)
-
-    def send(self, data: bytes) -> None:
-        """Say something; what was written to shared memory before is visible to whoever reads it."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # hung up: the next receive tells
-            self._connection.send_bytes(data)
 
 
 class Child:
@@ -120,11 +80,11 @@ class Child:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone, also if somebody who inherited its sentinel lives on."""
+        """Whether the process is gone, also if a process that inherited its sentinel lives on."""
         return self._exit_code is not None or self._process.exitcode is not None
 
     def send(self, data: bytes) -> None:
-        """Say something; whether it arrives is another matter, a death will be noticed by `wait_any`."""
+        """Say something; if the child is dead, `line.wait_any` will notice."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(data)
 
@@ -147,28 +107,6 @@ class Child:
         return self._exit_code
 
 
-def wait_any(children: Sequence[Child], timeout_s: float) -> list[Message | Death]:
-    """What happened: at least one thing, or nothing within the time."""
-    by_source: dict[Any, Child] = {child.connection: child for child in children}
-    by_source |= {child.sentinel: child for child in children}
-    ready = wait(list(by_source), timeout_s)
-    happened: list[Message | Death] = []
-    dead = [by_source[source] for source in ready if isinstance(source, int)]
-    for source in ready:
-        child = by_source[source]
-        if isinstance(source, Connection) and child not in dead:
-            data = _read(child)
-            if data is not None:  # the end of the line is told by the sentinel, a moment later
-                happened.append(Message(child, data))
-    if not happened:
-        dead += [child for child in children if child not in dead and child.has_ended]
-    for child in dead:
-        while (data := _read(child)) is not None:
-            happened.append(Message(child, data))
-        happened.append(Death(child, child.end(1.0)))
-    return happened
-
-
 @contextlib.contextmanager
 def _another_main() -> Iterator[None]:
     """multiprocessing runs the file of __main__ again in every child; a module without a file leaves nothing to run."""
@@ -178,13 +116,6 @@ def _another_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def _read(child: Child) -> bytes | None:
-    try:
-        return child.connection.recv_bytes() if child.connection.poll(0) else None
-    except (EOFError, OSError):
-        return None
 
 
 def _run(connection: Connection[Any, Any], watched: Connection[Any, Any], blob: bytes) -> None:
