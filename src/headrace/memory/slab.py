@@ -95,7 +95,7 @@ class Slab:
         self.log_prob, self.value = arrays["log_prob"], arrays["value"]
         self.bootstrap_value, self.last_value = arrays["bootstrap_value"], arrays["last_value"]
         obs = [{name: leaf[t] for name, leaf in self.obs.items()} for t in range(schema.n_steps)] + [self.last_obs]
-        per_row = {name: arrays[name] for name in Row._fields if name in arrays}
+        per_row = {name: arrays[name] for name in Row._fields[1:-1]}  # all but the observations
         self.rows = [
             Row(obs=obs[t], next_obs=obs[t + 1], **{name: array[t] for name, array in per_row.items()})
             for t in range(schema.n_steps)
