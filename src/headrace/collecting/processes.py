@@ -17,8 +17,8 @@ from typing import Any
 
 from headrace import errors
 from headrace.clock import now_s
-from headrace.collecting.host import Done, Order
-from headrace.collecting.place import Say, Spent, StartOf
+from headrace.collecting.host import Done, Order, Spent
+from headrace.collecting.place import Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.collecting.worker import DONE, FAILED, READY, WorkerPlan, run_worker
 from headrace.episodes.journal import Standing
@@ -47,6 +47,7 @@ class Processes:
         self._state = SupervisorState(workers)
         self._children: dict[int, Child] = {}
         self._vacant: list[int] = []  # workers to be started again
+        self._proven: set[int] = set()  # those that have finished a rollout since they were started
         self._start_of: StartOf = lambda shard: None
         self._is_ended = False
         self._has_news = False  # something happened that `wait` has not returned for
@@ -94,7 +95,7 @@ class Processes:
         """A record over the line; if the worker is gone, its death will be noticed."""
         child = self._children.get(self.worker_of(order.lease.shard))
         if child is not None:
-            child.send(order.encode())
+            child.line.send(order.encode())
 
     def wait(self) -> None:
         """Until a worker reports or dies; not at all if that happened since the last wait."""
@@ -118,10 +119,13 @@ class Processes:
             worker, self._has_news = workers[id(one.child)], True
             if isinstance(one, Death):
                 del self._children[worker]
+                self._proven.discard(worker)
                 self._handle(supervisor.Died(worker, one.how))
             elif one.data.startswith(DONE):
                 self.spent.add(Done.decode(one.data[len(DONE) :]))
-                self._handle(supervisor.Done(worker))
+                if worker not in self._proven:
+                    self._proven.add(worker)
+                    self._handle(supervisor.Done(worker))
             elif one.data == READY:
                 self._handle(supervisor.Ready(worker))
                 left = len(self._state.in_phase(Phase.STARTING))
