@@ -39,6 +39,7 @@ from headrace.learning.batch import Batch, assemble, write_back
 from headrace.learning.completion import complete
 from headrace.learning.config import PpoConfig
 from headrace.learning.config import Schedule as Coefficient
+from headrace.loading import Fit, admit, require_fit
 from headrace.memory.ring import Taken
 from headrace.memory.spaces import shape_of
 from headrace.policies.config import PolicyConfig
@@ -250,6 +251,7 @@ class PPO:
         weights_only: bool = False,
         topology: str | None = None,
         workers: int | str | None = None,
+        trust: bool = False,
         **schedules: Any,
     ) -> Self:
         """A model from `save`, a checkpoint or a run directory, ready to go on learning bit for bit.
@@ -257,16 +259,19 @@ class PPO:
         With `weights_only` it is for predicting and evaluating: live episodes are not replayed, learning starts anew.
         `topology` and `workers` place its actors elsewhere than the saved run's, which changes no bit of a synchronous
         run. Functions can't be saved: pass the environment, the policy's module or a schedule again if it was one.
+        A checkpoint that you did not make may name a registered environment and no more: for module:attribute, kwargs
+        or wrappers pass `env` yourself, or look at it and say `trust`.
         """
         _, snapshot, damaged = find_latest(Path(path))
         for line in damaged:
             warnings.warn(line, stacklevel=2)
+        admit(snapshot, env, trust)
         place = None
         if topology is not None or workers is not None:
             saved = TopologyConfig(**snapshot.state["config"]["topology"])
             asked = str(workers) if workers is not None else "auto"
             place = replace(saved, topology=topology or saved.topology, workers=asked, shards=0)
-        return cls.from_snapshot(snapshot, env, policy, weights_only, place, **schedules)
+        return cls.from_snapshot(snapshot, env, policy, weights_only, place, trust, **schedules)
 
     @classmethod
     def from_snapshot(
@@ -276,9 +281,11 @@ class PPO:
         policy: Module | None = None,
         weights_only: bool = False,
         topology: TopologyConfig | None = None,
+        trust: bool = False,
         **schedules: Any,
     ) -> Self:
         """The same, from a snapshot that is already in memory; `topology` may place the actors elsewhere."""
+        admit(snapshot, env, trust)
         spec = env if isinstance(env, EnvSpec) or env is None else _with_env(snapshot.state["config"]["env"], env)
         config = decode(snapshot.state["config"], spec, **schedules)
         config = config if topology is None else replace(config, topology=topology)
@@ -288,6 +295,7 @@ class PPO:
             )
         model = cls.from_config(config, policy)
         try:
+            require_fit(snapshot, _fit(model._run), weights_only)
             if weights_only:
                 model._run.load_weights(snapshot)
             else:
@@ -558,6 +566,11 @@ def _env_spec(
     if kwargs or wrappers or action_repeat != 1:
         raise UsageError("env: an EnvSpec has its own kwargs, wrappers and action_repeat; give them there")
     return env
+
+
+def _fit(run: Run) -> Fit:
+    shapes = {name: tuple(tensor.shape) for name, tensor in run.module.state_dict().items()}
+    return Fit(shapes, run.flat.vector.numel(), run.flat.size)
 
 
 def _with_env(saved: dict[str, Any], env: EnvSource) -> EnvSpec:
