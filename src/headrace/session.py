@@ -297,7 +297,7 @@ class Session:
             yield lambda version, uses: None
             return
         path = self._dir / "schedule.jsonl"
-        kept = path.read_text().splitlines(keepends=True)[: self._run.updates] if path.exists() else []
+        kept = path.read_text(errors="replace").splitlines(keepends=True)[: self._run.updates] if path.exists() else []
         path.write_text("".join(kept))
         with path.open("a") as file:
 

@@ -1,6 +1,6 @@
 """Proof that this user wrote something: a keyed hash whose key lies in the user's state directory.
 
-    save --prove(body)--> proof, beside what it proves    load --doubt_about(body, proof)--> "", or why it proves nothing
+    save --prove(body)--> proof, beside what it proves     load --doubt_about(body, proof)--> "" or why it is none
 
 The key is 32 random bytes in a file of mode 0600, outside any run directory: $HEADRACE_KEY_FILE, or headrace/key below
 $XDG_STATE_HOME or ~/.local/state. Who owns a directory proves nothing: an unpacked archive belongs to who unpacked it.
