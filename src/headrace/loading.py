@@ -25,6 +25,7 @@ from headrace.memory.schema import rollout_schema
 from headrace.run_config import decode
 
 _SMALL = 1 << 24  # weights that any machine has room for: `auto` may build another policy than net_arch describes
+_PAGE = 4096
 _EARLIER = "use an earlier checkpoint, or one from where this one came from"
 
 
@@ -135,7 +136,8 @@ def _require_room(snapshot: Snapshot) -> None:
     topology = config["topology"]
     observation, action = (spaces.decode(state[name]) for name in ("observation_space", "action_space"))
     schema = rollout_schema(observation, action, config["ppo"]["n_steps"], topology["n_envs"])
-    needed = (topology["max_lag"] + 2) * (schema.size_bytes + 4 * there)
+    pages = _PAGE * (topology["shards"] or 1)  # a slab begins on a page of its own
+    needed = (topology["max_lag"] + 2) * (schema.size_bytes + pages + 4 * there)
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > available:
         raise FormError(

@@ -139,6 +139,12 @@ def _text_or_callable(value: Any, where: str) -> None:
     (record(callable=text) if isinstance(value, dict) else text)(value, where)
 
 
+def _option(value: Any, where: str) -> None:
+    """A plain value, or the name of a function that a file can't hold."""
+    if isinstance(value, list | dict):
+        record(callable=text)(value, where)
+
+
 def _bound(value: Any, where: str) -> None:
     try:
         is_number = isinstance(value, str) and len(value) < 64 and not math.isnan(float(value))
@@ -190,7 +196,7 @@ CONFIG = record(
         gamma=number, gae_lambda=number, vf_coef=number, normalize_advantage=flag,
     ),
     topology=at_least(
-        n_envs=whole(1, MAX_ENVS), shards=whole(0, MAX_ENVS), max_lag=whole(0, 1 << 20),
+        n_envs=whole(1, MAX_ENVS), shards=whole(0, MAX_ENVS), max_lag=whole(0, 1 << 12),
         pick_up_rows=whole(-1, 1 << 32), workers=text, publish_every=text,
     ),
 )  # fmt: skip
@@ -199,10 +205,10 @@ CONFIG = record(
 def require_form(state: Mapping[str, Any], episodes: Mapping[str, Array]) -> None:
     """Raise FormError unless the state is one that a run could have written, with the arrays that belong to it."""
     at_least(config=CONFIG)(state, "state")
+    mapping(_option)(state["config"]["ppo"], "config.ppo")
     n_envs = state["config"]["topology"]["n_envs"]
-    if (
-        len(episodes.get("last_obs", np.empty(()).reshape(1)[:0])) != n_envs
-    ):  # before a list of that length is asked for
+    last_obs = episodes.get("last_obs")
+    if last_obs is None or last_obs.shape[:1] != (n_envs,):  # before a list of that length is asked for
         _refuse("config.topology.n_envs", "the number of last observations in episodes.safetensors", n_envs)
     _state(n_envs)(state, "")
     ledger = state["ledger"]
@@ -245,7 +251,6 @@ def _require_arrays(state: Mapping[str, Any], arrays: Mapping[str, Array], n_env
     observation, action = state["observation_space"], state["action_space"]
     names = {"last_obs", "noise_counter", "lengths", "actions"}
     _require_names(dict(arrays), "episodes", names, names | {"published"})
-    total = 0
     for name in ("noise_counter", "lengths"):
         _require_array(name, arrays[name], (n_envs,), "int64")
         if (arrays[name] < 0).any():
