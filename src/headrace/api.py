@@ -570,7 +570,7 @@ def _env_spec(
 
 def _fit(run: Run) -> Fit:
     shapes = {name: tuple(tensor.shape) for name, tensor in run.module.state_dict().items()}
-    return Fit(shapes, run.flat.vector.numel(), run.flat.size)
+    return Fit(shapes, run.flat.vector.numel(), run.flat.size, run.observation_space, run.action_space)
 
 
 def _with_env(saved: dict[str, Any], env: EnvSource) -> EnvSpec:

@@ -39,6 +39,8 @@ class Fit:
     """Length of the flat parameter vector, and so of Adam's moments."""
     num_published: int
     """Length of the published vector: parameters and floating-point buffers."""
+    observation: spaces.Space
+    action: spaces.Space
 
 
 def admit(
@@ -72,6 +74,9 @@ def require_fit(snapshot: Snapshot, fit: Fit, weights_only: bool) -> None:
     """Raise unless a snapshot's arrays have the shapes of this run's."""
     if snapshot.origin is None:
         return
+    theirs = tuple(spaces.decode(snapshot.state[name]) for name in ("observation_space", "action_space"))
+    if not weights_only and theirs != (fit.observation, fit.action):
+        return  # another environment's: restoring it explains in which field they differ
     where = f"{snapshot.origin.source}: the checkpoint's parameters do not fit this policy"
     got = {name: tuple(tensor.shape) for name, tensor in snapshot.weights.items()}
     for name in sorted({*fit.shapes, *got}):

@@ -20,6 +20,7 @@ import pytest
 import headrace as hr
 from headrace.checkpoints import proof
 from headrace.checkpoints.snapshot import find_latest, load
+from headrace.envs.consent import parts_to_ask_for
 from headrace.errors import CheckpointError, ConsentError, HeadraceError
 from support.command import TINY, Outcome, assert_says, run
 from support.doctored import doctor, names_env, proof_of, rehash
@@ -200,6 +201,13 @@ def test_other_words_are_no_consent(
         return  # what is typed wins over the file there, so it is built, or fails, as the user's own
     assert outcome.code == 2
     assert canary() == []
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(1, True), (1, 1.0), ([1], [True]), ({"a": 0}, {"a": False}), ("a", "b")])
+def test_equal_for_python_is_not_equal_for_consent(theirs: object, ours: object) -> None:
+    named = {"env": "CartPole-v1", "kwargs": {"x": theirs}, "wrappers": []}
+    assert parts_to_ask_for(named, hr.EnvSpec("CartPole-v1", {"x": ours}))
+    assert not parts_to_ask_for(named, hr.EnvSpec("CartPole-v1", {"x": theirs}))
 
 
 def test_evaluating_with_an_environment_of_ones_own_does_not_build_the_files(
