@@ -398,8 +398,10 @@ def test_nothing_is_written_through_a_link(name: str, saved: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", "null", "[" * 99_999, '{"session": []}', '{"session": {"total_timesteps": "x"}}',
-             '{"session": {"total_timesteps": -1}}', '{"session": {"tags": NaN}}', '{"session": {"what": 1}}', "\0"],
-    ids=range(11),
+             '{"session": {"total_timesteps": -1}}', '{"session": {"tags": NaN}}', '{"session": {"what": 1}}', "\0",
+             '{"session": {"eval_every": 8, "stop_reward": "x"}}',
+             '{"session": {"total_timesteps": 1' + "0" * 400 + "}}"],
+    ids=range(13),
 )  # fmt: skip
 def test_a_config_of_a_run_that_is_none(text: str, saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, tmp_path / "out" / "checkpoints" / "step_000000000048")

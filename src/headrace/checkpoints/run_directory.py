@@ -88,6 +88,8 @@ def _require_no_links(run_dir: Path) -> None:
     written = [name for name in found if name in _WRITTEN or name.startswith("events.") or name.endswith(_UNFINISHED)]
     try:
         require_no_links(run_dir, written)
+        for folder in (run_dir / "checkpoints", run_dir / "superseded"):
+            require_no_links(folder, [path.name for path in folder.iterdir()] if folder.is_dir() else [])
     except OSError as error:
         raise UsageError(
             f"run directory {run_dir}: {error.strerror}; remove it, or choose another directory with --run-dir"

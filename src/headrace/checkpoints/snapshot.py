@@ -157,9 +157,10 @@ def find_latest(run_dir: Path) -> tuple[Path, Snapshot, list[str]]:
         raise CheckpointError(f"{folder} is a link, which is not followed; name the directory it leads to")
     names = {path.name for path in folder.glob("step_*")}
     names |= {path.name.removeprefix(".").partition(".")[0] for path in folder.glob(".step_*.old")}  # see `load`
-    damaged = [f"{folder / name} is a link, which is not followed" for name in names if (folder / name).is_symlink()]
-    names = {name for name in names if _STEP.fullmatch(name) and not (folder / name).is_symlink()}
-    for candidate in (folder / name for name in sorted(names, reverse=True)):
+    names = {name for name in names if _STEP.fullmatch(name)}
+    links = {name for name in names if (folder / name).is_symlink()}
+    damaged = [f"{folder / name} is a link, which is not followed" for name in sorted(links, reverse=True)]
+    for candidate in (folder / name for name in sorted(names - links, reverse=True)):
         try:
             return candidate, load(candidate), damaged
         except CheckpointError as error:

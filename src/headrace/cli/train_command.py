@@ -162,8 +162,11 @@ def _saved_session(home: Path | None) -> SessionConfig:
     if home is None or not (home / "config.json").is_file():
         return SessionConfig()
     try:
-        return SessionConfig(**parse_object(read_regular(home / "config.json", MAX_JSON_BYTES))["session"])
-    except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
+        session = parse_object(read_regular(home / "config.json", MAX_JSON_BYTES))["session"]
+        if any(isinstance(value, int) and value >= 1 << 63 for value in session.values()):
+            raise ValueError("a number of the session is too large")
+        return SessionConfig(**session)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         raise CheckpointError(
             f"{home / 'config.json'} can't be read: {type(error).__name__}: {error}; mend it, or remove it and say "
             f"--total-timesteps again"
