@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from headrace.cli.options import env_kwargs, flat, read_file, translate, value_of, with_file
+from headrace.cli.options import env_kwargs, flat, read_config, translate, value_of, with_file
+from headrace.cli.own_modules import find_own_modules
+from headrace.cli.own_words import require_own_words
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSpec
 from headrace.errors import CheckpointError, UsageError
+from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
 from headrace.learning.config import ImpalaConfig, PpoConfig
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig, SessionConfig, decode, encode
@@ -54,6 +57,8 @@ class TrainOptions:
     session: tyro.conf.OmitArgPrefixes[SessionConfig] = field(default_factory=SessionConfig)
     schedule: Path | None = None
     """Replay an asynchronous run inline, to the same bits: its schedule.jsonl, with --config its config.json."""
+    trust: bool = False
+    """Import and call what --resume or --config names (module:attribute, kwargs, wrappers), though you did not."""
     quiet: bool = False
     """No live view."""
     dry_run: bool = False
@@ -83,6 +88,8 @@ def main(argv: list[str]) -> int:
     if not options.env:
         raise UsageError("expected an environment: headrace train ENV, or --resume RUN")
     config = _run_config(options)
+    _require_consent(argv, options, config.env)
+    find_own_modules(config.env.encode())
     from headrace.api.model import Model
 
     with Model.from_config(config, schedule=options.schedule) as model:
@@ -95,7 +102,7 @@ def main(argv: list[str]) -> int:
 def _parse(argv: list[str], defaults: TrainOptions | None = None) -> TrainOptions:
     path, name = value_of("--config", argv), value_of("--algorithm", argv)
     if name is None and path is not None:
-        name = flat(read_file(Path(path))).get("algorithm")
+        name = flat(read_config(Path(path))[0]).get("algorithm")
     if defaults is None:
         defaults = _OPTIONS.get(str(name), TrainOptions)()
     if path is not None:
@@ -103,18 +110,38 @@ def _parse(argv: list[str], defaults: TrainOptions | None = None) -> TrainOption
     return tyro.cli(type(defaults), args=argv, default=defaults, prog="headrace train")
 
 
+def _typed(argv: list[str], options: TrainOptions) -> TrainOptions:
+    """What the command line alone names; numbers are as they are resolved."""
+    blank = replace(options, env="", env_kwargs="{}", wrappers=(), run_dir=None, schedule=None)
+    return tyro.cli(type(options), args=argv, default=blank, prog="headrace train")
+
+
+def _require_consent(argv: list[str], options: TrainOptions, env: EnvSpec) -> None:
+    """What a --config file names must be the user's words too, unless --trust says otherwise."""
+    if options.config is None or options.trust:
+        return
+    typed = _typed(argv, options)
+    places = {"run_dir": (options.run_dir, typed.run_dir), "schedule": (options.schedule, typed.schedule)}
+    require_own_words(options.config, env, _spec(typed), places)
+
+
 def _resume(argv: list[str]) -> int:
     """The run's own options are the defaults; where actors run may be changed, what decides its bits may not."""
     from headrace.api.model import Model
     from headrace.checkpoints.snapshot import find_latest
+    from headrace.loading import admit, require_sound
 
     found, snapshot, damaged = find_latest(Path(value_of("--resume", argv) or ""))
     for line in damaged:
         print(f"headrace: warning: {line}", file=sys.stderr)
+    require_sound(snapshot)
     saved, home = decode(snapshot.state["config"]), _home(found)
     options = _parse(argv, _options(saved, _saved_session(home)))
+    admit(snapshot, trust=options.trust, named=_spec(_typed(argv, options)))
     _require_same(saved, _run_config(options))
-    with Model.from_snapshot(snapshot, topology=options.topology) as model:
+    _require_consent(argv, options, _spec(_typed(argv, options)))  # of --config; the environment is the run's
+    find_own_modules(saved.env.encode())
+    with Model.from_snapshot(snapshot, topology=options.topology, trust=True) as model:  # consent was asked for above
         if options.dry_run:
             steps, total = model.num_timesteps, options.session.total_timesteps
             print(f"{'resumes':<12} {found.name} at {steps:,} of {total:,} steps")
@@ -155,8 +182,11 @@ def _saved_session(home: Path | None) -> SessionConfig:
     if home is None or not (home / "config.json").is_file():
         return SessionConfig()
     try:
-        return SessionConfig(**json.loads((home / "config.json").read_text())["session"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        session = parse_object(read_regular(home / "config.json", MAX_JSON_BYTES))["session"]
+        if any(isinstance(value, int) and value >= 1 << 63 for value in session.values()):
+            raise ValueError("a number of the session is too large")
+        return SessionConfig(**session)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         raise CheckpointError(
             f"{home / 'config.json'} can't be read: {type(error).__name__}: {error}; mend it, or remove it and say "
             f"--total-timesteps again"
@@ -191,5 +221,8 @@ def _require_same(saved: RunConfig, asked: RunConfig) -> None:
 
 def _run_config(options: TrainOptions) -> RunConfig:
     seed = int.from_bytes(os.urandom(4), "little") if options.seed is None else options.seed
-    spec = EnvSpec(options.env, env_kwargs(options.env_kwargs), options.wrappers, options.action_repeat)
-    return RunConfig(spec, seed, options.policy, options.learning, options.topology)
+    return RunConfig(_spec(options), seed, options.policy, options.learning, options.topology)
+
+
+def _spec(options: TrainOptions) -> EnvSpec:
+    return EnvSpec(options.env, env_kwargs(options.env_kwargs), options.wrappers, options.action_repeat)
