@@ -230,7 +230,6 @@ def _state(n_envs: int) -> Check:
         algorithm=record(minibatches_done=count),
         source=record(
             batches=count,
-            is_begun=flag,
             live_episodes=list_of(pair(count, whole(0, None)), n_envs, n_envs),
             ledger=record(
                 produced=count,
