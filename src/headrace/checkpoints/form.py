@@ -227,7 +227,7 @@ def _state(n_envs: int) -> Check:
         steps=count,
         hashes=record(weights_sha256=_hash, optimizer_sha256=_hash),
         weights=record(version=count),
-        algorithm=record(minibatches_done=count),
+        algorithm=mapping(count),
         source=record(
             batches=count,
             is_begun=flag,
