@@ -85,18 +85,6 @@ def require_fit(snapshot: Snapshot, fit: Fit, weights_only: bool) -> None:
             raise CheckpointError(f"{where}: {name[:80]!r}: expected {expected}, got {found}; pass the policy it had")
     if weights_only:
         return
-    moments = {name: tuple(tensor.shape) for name, tensor in snapshot.optimizer.items()}
-    flat = (fit.num_parameters,)
-    if moments and moments != {"exp_avg": flat, "exp_avg_sq": flat, "step": ()}:
-        raise CheckpointError(
-            f"{snapshot.origin.source}/optimizer.safetensors: expected exp_avg and exp_avg_sq of {flat[0]:,} numbers "
-            f"and step, got {str(moments)[:200]}; {_EARLIER}"
-        )
-    if moments and not 0 <= float(snapshot.optimizer["step"]) < 1 << 53:
-        raise CheckpointError(
-            f"{snapshot.origin.source}/optimizer.safetensors: step: expected a count, got "
-            f"{float(snapshot.optimizer['step'])}; {_EARLIER}"
-        )
     published = snapshot.episodes.get("published")
     if published is not None and (published.shape != (fit.num_published,) or published.dtype != "float32"):
         raise CheckpointError(

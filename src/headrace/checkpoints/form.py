@@ -221,7 +221,7 @@ def _state(n_envs: int) -> Check:
         steps=count,
         hashes=record(weights_sha256=_hash, optimizer_sha256=_hash),
         weights=record(version=count),
-        algorithm=record(minibatches_done=count),
+        algorithm=mapping(count),
         source=record(
             batches=count,
             live_episodes=list_of(pair(count, whole(0, None)), n_envs, n_envs),

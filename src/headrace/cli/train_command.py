@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -18,7 +18,7 @@ from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSpec
 from headrace.errors import CheckpointError, UsageError
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
-from headrace.learning.config import ImpalaConfig, PpoConfig
+from headrace.learning.config import ALGORITHMS, PpoConfig
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig, SessionConfig, decode, encode
 
@@ -50,8 +50,8 @@ class TrainOptions:
     action_repeat: int = 1
     """Send every action this many times and sum the rewards."""
     policy: tyro.conf.OmitArgPrefixes[PolicyConfig] = field(default_factory=PolicyConfig)
-    algorithm: Literal["ppo", "impala"] = "ppo"
-    """ppo, or impala: actor-critic with V-trace; --help shows the options of the one that is named."""
+    algorithm: str = "ppo"
+    """ppo, or impala (actor-critic with V-trace); --help shows the options of the one that is named."""
     learning: tyro.conf.OmitArgPrefixes[PpoConfig] = field(default_factory=PpoConfig)
     topology: tyro.conf.OmitArgPrefixes[TopologyConfig] = field(default_factory=TopologyConfig)
     session: tyro.conf.OmitArgPrefixes[SessionConfig] = field(default_factory=SessionConfig)
@@ -65,18 +65,21 @@ class TrainOptions:
     """Print the resolved plan and why, and stop."""
 
 
-@dataclass(frozen=True)
-class ImpalaTrainOptions(TrainOptions):
-    """Train IMPALA (actor-critic with V-trace) on an environment."""
-
-    algorithm: Literal["ppo", "impala"] = "impala"
-    """ppo, or impala: actor-critic with V-trace; --help shows the options of the one that is named."""
-    learning: tyro.conf.OmitArgPrefixes[ImpalaConfig] = field(  # type: ignore[assignment]
-        default_factory=ImpalaConfig
-    )
-
-
-_OPTIONS: dict[str, type[TrainOptions]] = {"ppo": TrainOptions, "impala": ImpalaTrainOptions}
+def _options_for(name: str) -> type[TrainOptions]:
+    """The options with those of an algorithm in the place of PPO's."""
+    if name not in ALGORITHMS:
+        raise UsageError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {name!r}")
+    if name == TrainOptions.algorithm:
+        return TrainOptions
+    config: Any = ALGORITHMS[name]
+    changed = [
+        ("algorithm", str, field(default=name)),
+        ("learning", Annotated[config, tyro.conf.OmitArgPrefixes], field(default_factory=config)),
+    ]
+    made: Any = make_dataclass("TrainOptions", changed, bases=(TrainOptions,), frozen=True)
+    made.__doc__ = f"{TrainOptions.__doc__} Options of --algorithm {name}."
+    options: type[TrainOptions] = made
+    return options
 
 
 def main(argv: list[str]) -> int:
@@ -104,7 +107,7 @@ def _parse(argv: list[str], defaults: TrainOptions | None = None) -> TrainOption
     if name is None and path is not None:
         name = flat(read_config(Path(path))[0]).get("algorithm")
     if defaults is None:
-        defaults = _OPTIONS.get(str(name), TrainOptions)()
+        defaults = _options_for(TrainOptions.algorithm if name is None else str(name))()
     if path is not None:
         defaults = with_file(defaults, Path(path))
     return tyro.cli(type(defaults), args=argv, default=defaults, prog="headrace train")
@@ -195,14 +198,14 @@ def _saved_session(home: Path | None) -> SessionConfig:
 
 def _options(config: RunConfig, session: SessionConfig) -> TrainOptions:
     spec = config.env
-    return _OPTIONS[config.algorithm.name](
+    return _options_for(config.algorithm.name)(
         env=str(spec.env),
         seed=config.seed,
         env_kwargs=json.dumps(dict(spec.kwargs)),
         wrappers=tuple(str(wrapper) for wrapper in spec.wrappers),
         action_repeat=spec.action_repeat,
         policy=config.policy,
-        algorithm=config.algorithm.name,  # type: ignore[arg-type]  # one of ALGORITHMS
+        algorithm=config.algorithm.name,
         learning=config.algorithm,  # type: ignore[arg-type]  # as that class of options has it
         topology=config.topology,
         session=session,
