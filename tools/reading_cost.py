@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from call_log import Call, ProcessLog, calls_of, trace
+from call_log import Call, ProcessLog, TraceError, calls_of, trace
 
 TOOLS = Path(__file__).resolve().parent
 SPINE, WITH_SPINE = "train.py", ("processes", "inline")
@@ -137,6 +137,8 @@ def cost_of(logs: Sequence[ProcessLog], package: Path, watched: int, spine: str 
     """Files, lines, and the walk. With a spine, what the program's own thread does outside of it is around the path."""
     calls = [call for log in sorted(logs, key=lambda one: one.is_program) for call in calls_of(log, spine)]
     functions = {one for log in logs for event in log.events for one in (event.function, event.caller) if one}
+    if late := sorted({one.file for one in functions if one.name == "<module>"}):
+        raise TraceError(f"{', '.join(late)}: imported within the window, so its start would count; warm up longer")
     lines = {line for log in logs for line in log.lines}
     lines |= {(one.file, line) for one in functions if one.kind == "compiled" for line in one.lines}
     on_path = {one.file for call in calls for one in call if one is not None}

@@ -63,7 +63,8 @@ def play(**options: Any) -> int:
     """LLM turn -> record."""
     with hr.AgentRollouts("FrozenLake") as default:
         limits = dataclasses.replace(default.limits, max_live=LIVE)
-    with hr.AgentRollouts("FrozenLake", n_jobs=2, group_size=GROUP_SIZE, limits=limits, seed=1, **options) as rollouts:
+    # One worker: a second might come up within the window, and its start would count.
+    with hr.AgentRollouts("FrozenLake", n_jobs=1, group_size=GROUP_SIZE, limits=limits, seed=1, **options) as rollouts:
         for number, _ in enumerate(rollouts.stream(WARM_UP_GROUPS + WATCHED_GROUPS + 4), 1):
             if number == WARM_UP_GROUPS:
                 open_window(True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from call_log import Function, ProcessLog, TraceError, calls_of, trace
+from call_log import Event, Function, ProcessLog, TraceError, calls_of, trace
 from reading_cost import Cost, Walk, cost_of, walk_of
 
 LONG = "a = 1\n    b = a + 1\n    c = b + 1\n    d = c + 1"  # more than a glance
@@ -183,6 +183,12 @@ def test_a_walk_comes_back_to_open_another_file() -> None:
     walk = walk_of([(None, a), (a, b), (b, b), (a, b), (a, c)], {"a.py", "b.py", "c.py"})
     assert walk == Walk(("a.py", "b.py", "a.py", "c.py"))
     assert (walk.hops, walk.back) == (3, 1)
+
+
+def test_an_import_within_the_window_is_no_silent_cost(tmp_path: Path) -> None:
+    log = ProcessLog(True, [Event(True, "1", Function("late.py", 1, "python", "<module>"))])
+    with pytest.raises(TraceError, match=r"late\.py: imported within the window"):
+        cost_of([log], tmp_path, 1)
 
 
 def test_a_program_that_fails_says_how(tmp_path: Path) -> None:
