@@ -245,12 +245,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for one in limits:
         print(f"{'ok ' if one['holds'] else 'NO '} {one['name']}: {one['value']:g}, at most {one['limit']:,}")
     if arguments.json is not None:
-        told = {
+        measured = {
             route: {"figures": cost.figures(), "walk": cost.walk.files, "disputed": cost.disputed}
             | {"files": {path: asdict(one) for path, one in cost.files.items()}}
             for route, cost in costs.items()
         }
-        document = {"routes": told, "rooms": rooms, "limits": limits}
+        document = {"routes": measured, "rooms": rooms, "limits": limits}
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     return int(arguments.check and not all(one["holds"] for one in limits))
 
