@@ -20,6 +20,10 @@ import pytest
 
 from support.belongings import Held, describe, keep_book, reap_adopted_orphans, take_stock
 
+# torch's threads wait for each other by spinning. On busy cores, as when tests run side by side, that keeps the thread
+# that is waited for off its core: it took ten times as long. Read when torch is loaded, here and by all that we start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 GRACE_S = 5.0  # what is already on its way out may take this long, also on a busy machine
 POLL_S = 0.01
 
