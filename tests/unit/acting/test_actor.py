@@ -11,7 +11,7 @@ import pytest
 from headrace.errors import HeadraceError, NumericsError
 from support.chains import SOURCES, ChainEnv, Script, seed_of
 from support.pairwise import Cell, matrix
-from support.slabs import act_by_noise, always, noise_actor, slab_for
+from support.slabs import act_by_noise, noise_actor, slab_for
 
 ENV_INDICES = range(3, 6)
 BAD = ENV_INDICES[1]
@@ -49,10 +49,10 @@ def fill(source: str, where: str, when: tuple[int, int], what: float, n_steps: i
     makers = [lambda env=env: NotFinite(env, where, when, what) for env in ENV_INDICES]
     envs = SOURCES[source](makers, ENV_INDICES, seed_of)  # type: ignore[arg-type]
     actor, slab = noise_actor(envs, ENV_INDICES), slab_for(envs, n_steps)
-    actor.begin(np.empty_like(slab.last_obs))
+    actor.begin()
     for _ in range(n_slabs):
         slab.poison()
-        actor.fill(slab, act_by_noise, always(0))
+        actor.fill(slab, act_by_noise(0))
 
 
 def episode_that(condition: Callable[[int], bool]) -> int:

@@ -37,7 +37,7 @@ def test_what_is_said_is_what_runs(cell: Cell) -> None:
     said = TopologyConfig(n_envs=6, topology=place, workers=str(workers), max_lag=max_lag, shards=shards)
     got = resolve(said, never)
     assert (got.topology, got.workers, got.max_lag, got.inference) == (place, workers, max_lag, "local")
-    assert len(got.shards) == got.slabs_per_update == (shards or workers)
+    assert len(got.shards) == got.pace.per_update == (shards or workers)
     assert [env for shard in got.shards for env in shard] == list(range(6))
     assert got.pick_up_rows == (8 if max_lag else 0)
     assert got.is_even
@@ -85,7 +85,7 @@ def test_what_is_for_others_is_handed_on() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"n_envs": 0}, "n_envs: expected at least 1, got 0"),
+        ({"n_envs": 0}, "n_envs: expected a whole number of at least 1, got 0"),
         ({"n_envs": 2, "shards": 3}, "shards: expected 0 .auto. to n_envs = 2, got 3"),
         ({"shards": -1}, "shards: expected .*got -1"),
         ({"topology": "cluster"}, "topology: expected one of auto, .*got 'cluster'"),
