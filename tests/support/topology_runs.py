@@ -1,6 +1,6 @@
 """Runs in different places that must come out the same.
 
-    Case --config(place)--> RunConfig --start--> Run --advance--> Finished ... --bits_of--> Bits (compared)
+    Case --config(place)--> RunConfig --start--> Run, Parts --advance--> Finished ... --bits_of--> Bits (compared)
 
 A place is a few words of TopologyConfig: {"topology": "processes", "workers": "2"}. Everything else is the case's.
 """
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headrace.build import Parts, build_run
 from headrace.checkpoints.snapshot import Snapshot
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSource, EnvSpec
@@ -57,13 +58,13 @@ class Case:
 
     def config(self, **place: Any) -> RunConfig:
         """The whole configuration, somewhere."""
-        options = {"n_steps": self.n_steps, "batch_size": 40, "n_epochs": 2, **self.ppo}
+        options = {"batch_size": 40, "n_epochs": 2, **self.ppo}
         return RunConfig(
             EnvSpec(self.env, dict(self.kwargs), self.wrappers),
             SEED,
             self.policy,
             PpoConfig(**options),
-            TopologyConfig(n_envs=self.n_envs, **place),
+            TopologyConfig(self.n_envs, self.n_steps, **place),
         )
 
     def wrapped(self, *wrappers: EnvSource) -> Case:
@@ -71,11 +72,11 @@ class Case:
         return replace(self, wrappers=wrappers)
 
     @contextmanager
-    def start(self, **place: Any) -> Iterator[Run]:
-        """The run, before its first update; closed at the end."""
-        run = Run(self.config(**place))
+    def start(self, **place: Any) -> Iterator[tuple[Run, Parts]]:
+        """The run, before its first update, and what it is made of; closed at the end."""
+        run, parts = build_run(self.config(**place))
         try:
-            yield run
+            yield run, parts
         finally:
             run.close()
 
@@ -83,17 +84,18 @@ class Case:
         """That many updates; the episodes that ended in them."""
         finished: list[Finished] = []
         for _ in range(updates):
-            finished += run.update(self.total_timesteps)[1]
+            finished += run.update(self.total_timesteps).finished
         return finished
 
     def play(self, **place: Any) -> Bits:
         """From the start to the end, in one place."""
-        with self.start(**place) as run:
+        with self.start(**place) as (run, _):
             return bits_of(run, self.advance(run, self.updates))
 
     def go_on(self, snapshot: Snapshot, episodes: list[Finished], **place: Any) -> Bits:
         """From a snapshot to the end, in another place."""
-        with self.start(**place) as run:
+        with self.start(**place) as (run, parts):
+            parts.require_fit(snapshot)
             run.restore(snapshot)
             return bits_of(run, episodes + self.advance(run, self.updates - run.updates))
 
@@ -124,9 +126,7 @@ class Bits:
 
 def bits_of(run: Run, episodes: list[Finished]) -> Bits:
     """All of it."""
-    ledger = run.books.ledger.encode()
-    del ledger["sequences"]
-    return Bits(**run.hashes(), ledger=ledger, episodes=episodes)
+    return Bits(**run.hashes(), ledger=run.totals().ledger, episodes=episodes)
 
 
 @functools.cache
