@@ -109,7 +109,7 @@ def test_kill_9_in_the_middle_of_a_slab(name: str, workers: int, shards: int, se
     kills = 4
     orders = [order(tmp_path, "kill", SEED, *place) for place in chosen_steps(name, kills, seed)]
     case = obedient(CASES[name], tmp_path)
-    with case.start(**processes(workers, shards=shards)) as (run, _):
+    with case.start(**processes(workers, shards=shards)) as run:
         got = bits_of(run, case.advance(run, case.updates))
         assert run.source.restarts == kills
     assert not any(file.exists() for file in orders)
@@ -119,7 +119,7 @@ def test_kill_9_in_the_middle_of_a_slab(name: str, workers: int, shards: int, se
 def test_kill_9_between_two_updates() -> None:
     """Whoever is alive, drawn by lot, once before every update."""
     case, draw = CASES["cartpole"], random.Random(9)
-    with case.start(**processes(2)) as (run, _):
+    with case.start(**processes(2)) as run:
         episodes = case.advance(run, 1)
         for _ in range(1, case.updates):
             victim = draw.choice(list(run.source.place._children.values()))
@@ -142,7 +142,7 @@ def test_kill_9_between_two_updates() -> None:
 )
 def test_another_number_of_workers_in_mid_run(name: str, place: dict[str, Any], counts: tuple[int, ...]) -> None:
     case = CASES[name]
-    with case.start(**place) as (run, parts):
+    with case.build(**place) as (run, parts):
         episodes = case.advance(run, 1)
         for workers in counts:
             parts.rescale(workers)
@@ -156,7 +156,7 @@ def test_restarts_outlive_a_change_of_workers(tmp_path: Path) -> None:
     case = obedient(CASES["noisy"], tmp_path)
     for place in chosen_steps("noisy", 2, 7):
         order(tmp_path, "kill", SEED, *place)
-    with case.start(**processes(2, shards=4)) as (run, parts):
+    with case.build(**processes(2, shards=4)) as (run, parts):
         episodes = case.advance(run, case.updates // 2)
         parts.rescale(3)
         episodes += case.advance(run, case.updates - run.updates)
@@ -165,16 +165,16 @@ def test_restarts_outlive_a_change_of_workers(tmp_path: Path) -> None:
 
 
 def test_what_can_not_be_rescaled() -> None:
-    with CASES["noisy"].start(**INLINE) as (_, parts), pytest.raises(UsageError, match="inline has no workers"):
+    with CASES["noisy"].build(**INLINE) as (_, parts), pytest.raises(UsageError, match="inline has no workers"):
         parts.rescale(2)
-    with CASES["noisy"].start(**threads(2, shards=3)) as (_, parts):
+    with CASES["noisy"].build(**threads(2, shards=3)) as (_, parts):
         for workers in (0, 4):
             with pytest.raises(UsageError, match=f"expected 1 to 3 workers.*got {workers}"):
                 parts.rescale(workers)
 
 
 def stopped(case: Case, place: dict[str, Any], updates: int) -> tuple[Snapshot, list[Finished]]:
-    with case.start(**place) as (run, _):
+    with case.start(**place) as run:
         episodes = case.advance(run, updates)
         return run.snapshot(), episodes
 
@@ -211,7 +211,7 @@ def test_stop_and_resume_elsewhere(name: str, before: str, after: str) -> None:
 
 def test_a_snapshot_does_not_disturb_the_run_it_is_of() -> None:
     case = CASES["noisy"]
-    with case.start(**processes(2)) as (run, _):
+    with case.start(**processes(2)) as run:
         episodes: list[Finished] = []
         for _ in range(case.updates):
             episodes += case.advance(run, 1)

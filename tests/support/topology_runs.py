@@ -1,6 +1,6 @@
 """Runs in different places that must come out the same.
 
-    Case --config(place)--> RunConfig --start--> Run, Parts --advance--> Finished ... --bits_of--> Bits (compared)
+    Case --config(place)--> RunConfig --start--> Run --advance--> Finished ... --bits_of--> Bits (compared)
 
 A place is a few words of TopologyConfig: {"topology": "processes", "workers": "2"}. Everything else is the case's.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.build import Parts, build_run
 from headrace.checkpoints.snapshot import Snapshot
+from headrace.collecting.reader import Reader
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.episodes.statistics import Finished
@@ -64,7 +65,7 @@ class Case:
             SEED,
             self.policy,
             PpoConfig(**options),
-            TopologyConfig(self.n_envs, self.n_steps, **place),
+            TopologyConfig(n_envs=self.n_envs, n_steps=self.n_steps, **place),
         )
 
     def wrapped(self, *wrappers: EnvSource) -> Case:
@@ -72,8 +73,14 @@ class Case:
         return replace(self, wrappers=wrappers)
 
     @contextmanager
-    def start(self, **place: Any) -> Iterator[tuple[Run, Parts]]:
-        """The run, before its first update, and what it is made of; closed at the end."""
+    def start(self, **place: Any) -> Iterator[Run]:
+        """The run, before its first update; closed at the end."""
+        with self.build(**place) as (run, _):
+            yield run
+
+    @contextmanager
+    def build(self, **place: Any) -> Iterator[tuple[Run, Parts]]:
+        """The same, with its parts: for what only they offer, as another number of workers."""
         run, parts = build_run(self.config(**place))
         try:
             yield run, parts
@@ -89,12 +96,12 @@ class Case:
 
     def play(self, **place: Any) -> Bits:
         """From the start to the end, in one place."""
-        with self.start(**place) as (run, _):
+        with self.start(**place) as run:
             return bits_of(run, self.advance(run, self.updates))
 
     def go_on(self, snapshot: Snapshot, episodes: list[Finished], **place: Any) -> Bits:
         """From a snapshot to the end, in another place."""
-        with self.start(**place) as (run, parts):
+        with self.build(**place) as (run, parts):
             parts.require_fit(snapshot)
             run.restore(snapshot)
             return bits_of(run, episodes + self.advance(run, self.updates - run.updates))
@@ -126,7 +133,10 @@ class Bits:
 
 def bits_of(run: Run, episodes: list[Finished]) -> Bits:
     """All of it."""
-    return Bits(**run.hashes(), ledger=run.totals().ledger, episodes=episodes)
+    assert isinstance(run.source, Reader)
+    ledger = run.source.ledger.encode()
+    del ledger["sequences"]
+    return Bits(**run.hashes(), ledger=ledger, episodes=episodes)
 
 
 @functools.cache
