@@ -134,7 +134,8 @@ class Model:
             self._run, config, self._evaluated, files, run_dir, view, callback, notes=parts.topology.reasons
         )
         self._is_torn = True  # until the session comes to an orderly end
-        self.result = session.train()
+        with torch_threads(self._run.algorithm.threads):  # once for all updates
+            self.result = session.train()
         self._is_torn = self.result.exit_code in (130, 143)
         return self.result
 

@@ -73,6 +73,23 @@ class Done:
         return cls(*_DONE.unpack(data))
 
 
+@dataclass
+class Spent:
+    """Seconds of all hosts together since the last look."""
+
+    env: float = 0.0
+    inference: float = 0.0
+    copy: float = 0.0
+    idle: float = 0.0  # waiting for an order
+
+    def add(self, done: Done) -> None:
+        """One more rollout."""
+        self.env += done.env / 1e9
+        self.inference += done.inference / 1e9
+        self.copy += done.copy / 1e9
+        self.idle += done.idle / 1e9
+
+
 class Host:
     """Actors of some shards, and one replica of the policy that acts for them."""
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from headrace.collecting.host import Host, Order
-from headrace.collecting.place import Say, Spent, StartOf
+from headrace.collecting.host import Host, Order, Spent
+from headrace.collecting.place import Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.errors import HeadraceError
 from headrace.policies.threads import torch_threads

@@ -9,31 +9,13 @@ replaced, after the reader has taken what the worker had committed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.collecting.host import Done, Order
+from headrace.collecting.host import Order, Spent
 from headrace.episodes.journal import Standing
 
 StartOf = Callable[[int], Standing | None]
 Say = Callable[[str], None]  # a line for people
-
-
-@dataclass
-class Spent:
-    """Seconds of all hosts together since the last look."""
-
-    env: float = 0.0
-    inference: float = 0.0
-    copy: float = 0.0
-    idle: float = 0.0  # waiting for an order
-
-    def add(self, done: Done) -> None:
-        """One more rollout."""
-        self.env += done.env / 1e9
-        self.inference += done.inference / 1e9
-        self.copy += done.copy / 1e9
-        self.idle += done.idle / 1e9
 
 
 class Place(Protocol):

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.clock import now_ns, now_s
-from headrace.collecting.host import Order
-from headrace.collecting.place import Place, Say, Spent
+from headrace.collecting.host import Order, Spent
+from headrace.collecting.place import Place, Say
 from headrace.collecting.schedule import Schedule, SlabUse, slab_use
 from headrace.collecting.source import Harvest, Totals
 from headrace.collecting.topology import Topology
@@ -30,7 +30,6 @@ from headrace.learning.batch import Batch, assemble
 from headrace.memory.ledger import Ledger
 from headrace.memory.ring import Lease, Ring, Taken
 from headrace.memory.slab import Word
-from headrace.pace import lag
 from headrace.weights.store import WeightStore
 
 Array = npt.NDArray[Any]
@@ -226,8 +225,8 @@ class Reader:
         return one
 
     def _is_late(self, one: Taken) -> bool:
-        oldest = int(one.slab.version.min())
-        return self._topology.pace.is_too_old(self._store.version, oldest, is_strict=not self._admits_late)
+        lag = self._store.version - int(one.slab.version.min())
+        return self._topology.pace.is_too_old(lag, is_strict=not self._admits_late)
 
     def _enter(self, one: Taken) -> None:
         self.ledger.enter(one.lease.shard, one.lease.sequence, int(one.slab.valid.sum()))
@@ -255,7 +254,7 @@ class Reader:
             "headrace/time/inference": own.inference,
             "headrace/time/copy": own.copy,
             "headrace/time/wait": 0.0 if is_inline else wait_s,
-            "headrace/lag": float(lag(version, min(int(slab.version.min()) for slab in slabs))),
+            "headrace/lag": float(version - min(slab.version.min() for slab in slabs)),
             "headrace/lag_mean": float(version - np.average([slab.version.mean() for slab in slabs], weights=sizes)),
             "headrace/rollout_age_s": self._age_s,
             "headrace/queue_depth": float(sum(len(queue) for queue in self._waiting)),

@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from headrace.collecting.host import Done, Host, Order
-from headrace.collecting.place import Say, Spent, StartOf
+from headrace.collecting.host import Done, Host, Order, Spent
+from headrace.collecting.place import Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.episodes.journal import Standing
 from headrace.errors import HeadraceError

@@ -1,6 +1,6 @@
 """A child process with a line to its parent: started, spoken to, ended.
 
-    parent: Child.start(name, target, payload) -> send(bytes) · hang_up · end          child: target(line, payload)
+    parent: Child.start(name, target, payload) -> line.send(bytes) · hang_up · end          child: target(line, payload)
 
 The child watches a second pipe that never carries anything: it closes when the parent dies, however it dies, and with a
 fork server getppid() would not tell. Ctrl-C reaches the parent alone; children end when it hangs up.
@@ -35,8 +35,9 @@ class Child:
 
     def __init__(self, name: str, process: Any, connection: Connection[Any, Any], life: Connection[Any, Any]) -> None:
         self.name = name
+        self.pid, self.sentinel = int(process.pid), int(process.sentinel)
+        self.line = Line(connection)
         self._process = process
-        self.connection = connection
         self._life = life
         self._exit_code: int | None = None
 
@@ -69,34 +70,19 @@ class Child:
         return cls(name, process, ours, life)
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return int(self._process.pid)
-
-    @property
-    def sentinel(self) -> int:
-        """Ready for reading once the process has ended."""
-        return int(self._process.sentinel)
-
-    @property
     def has_ended(self) -> bool:
         """Whether the process is gone, also if a process that inherited its sentinel lives on."""
         return self._exit_code is not None or self._process.exitcode is not None
 
-    def send(self, data: bytes) -> None:
-        """Say something; if the child is dead, `line.wait_any` will notice."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send_bytes(data)
-
     def hang_up(self) -> None:
         """Close the line: the child ends when it next listens."""
-        self.connection.close()
+        self.line.connection.close()
 
     def end(self, timeout_s: float) -> int:
         """See that it ends: wait, then SIGKILL. Returns its exit code."""
         if self._exit_code is not None:
             return self._exit_code
-        self.connection.close()
+        self.line.connection.close()
         self._process.join(timeout_s)
         if self._process.exitcode is None:
             self._process.kill()
