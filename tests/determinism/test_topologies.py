@@ -122,7 +122,7 @@ def test_kill_9_between_two_updates() -> None:
     with case.start(**processes(2)) as run:
         episodes = case.advance(run, 1)
         for _ in range(1, case.updates):
-            victim = draw.choice(list(run.source.place._children.values()))
+            victim = draw.choice(list(run.source.place._workers.children.values()))
             os.kill(victim.pid, signal.SIGKILL)
             wait([victim.sentinel], 60.0)  # a fork server tells of a death a moment after it
             episodes += case.advance(run, 1)
