@@ -433,12 +433,17 @@ def test_a_failure_names_the_environment_and_what_it_did(name: str) -> None:
     assert FAILURES[name][3] in caught.value.reason
 
 
-@pytest.mark.parametrize("name", [name for name in FAILURES if "complex" not in name and "fraction" not in name])
 @pytest.mark.parametrize("source", [source for source in SOURCES if source != "serial"])
-def test_a_failure_inside_a_pool_is_an_env_failure_too(source: str, name: str) -> None:
+def test_a_failure_inside_a_pool_is_an_env_failure_too(source: str) -> None:
     """Which of its environments it was, a pool does not say."""
-    with pytest.raises(EnvFailure):
-        play(misbehaving(source, name), ENV_INDICES, N_ROWS)
+    unnoticed = []
+    for name in FAILURES:
+        try:
+            play(misbehaving(source, name), ENV_INDICES, N_ROWS)
+        except EnvFailure:
+            continue
+        unnoticed.append(name)
+    assert unnoticed == ["a fraction where a choice was declared", "a complex reward"], "a pool makes numbers of these"
 
 
 @every_source

@@ -27,6 +27,7 @@ from headrace.policies.policy import Evaluation
 from support.chains import SOURCES, Script, Tampered, Transition, chain_envs, expected_stream, swap_flags
 from support.generators import Flags, flags, floats_like, quick, seeds, thorough
 from support.oracles import discounted_advantages, slow_gae
+from support.pairwise import Cell, matrix
 from support.ppo_rows import slow_vtrace
 from support.slabs import Array, action_of, filled_slabs
 
@@ -382,12 +383,10 @@ def assert_estimates_are_the_scripts(updates: list[list[list[Estimate]]], script
             start += length
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("n_steps", [1, 2, 5, 16])
-@pytest.mark.parametrize("seed", range(3))
-def test_from_environment_to_advantage_it_is_the_script(source: str, n_steps: int, seed: int) -> None:
-    script = Script(seed)
-    updates, _ = estimates(source, script, n_steps, count=6)
+@pytest.mark.parametrize("cell", matrix({"source": list(SOURCES), "n_steps": [1, 2, 5, 16], "seed": range(3)}))
+def test_from_environment_to_advantage_it_is_the_script(cell: Cell) -> None:
+    script = Script(cell["seed"])
+    updates, _ = estimates(cell["source"], script, cell["n_steps"], count=6)
     assert_estimates_are_the_scripts(updates, script)
 
 

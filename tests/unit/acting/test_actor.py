@@ -10,6 +10,7 @@ import pytest
 
 from headrace.errors import HeadraceError, NumericsError
 from support.chains import SOURCES, ChainEnv, Script, seed_of
+from support.pairwise import Cell, matrix
 from support.slabs import act_by_noise, noise_actor, slab_for
 
 ENV_INDICES = range(3, 6)
@@ -66,13 +67,13 @@ def place(episode: int, step: int) -> str:
     return f"env {BAD}, episode ({BAD}, {episode}), seed {seed_of(BAD, episode)}, step {step}: "
 
 
-@every_source
-@pytest.mark.parametrize("n_steps", [1, 4, 12])
-@pytest.mark.parametrize("what", [np.nan, np.inf])
-@pytest.mark.parametrize("where", ["reward", "obs"])
-def test_a_number_in_the_middle_is_named(source: str, where: str, what: float, n_steps: int) -> None:
+@pytest.mark.parametrize(
+    "cell",
+    matrix({"source": list(SOURCES), "where": ["reward", "obs"], "what": [np.nan, np.inf], "n_steps": [1, 4, 12]}),
+)
+def test_a_number_in_the_middle_is_named(cell: Cell) -> None:
     with pytest.raises(NumericsError) as caught:
-        fill(source, where, (LONG, 1), what, n_steps, n_slabs=60)
+        fill(cell["source"], cell["where"], (LONG, 1), cell["what"], cell["n_steps"], n_slabs=60)
     assert str(caught.value).startswith(place(LONG, 1))
 
 
