@@ -69,6 +69,8 @@ class Culprit:
     def check_replayed(self, live: Sequence[LiveEpisode], replayed: Leaves, recorded: Leaves) -> None:
         """Refuse a replay that does not end where the recorded episode stands."""
         for position, one in enumerate(live):
+            if one.is_at_start:
+                continue  # no observation was recorded yet
             if any(replayed[name][position].tobytes() != recorded[name][position].tobytes() for name in replayed):
                 raise ReplayError(
                     f"env {one.env_index}, episode {one.episode}, seed {one.seed}: after {len(one.actions)} replayed "
@@ -113,4 +115,4 @@ def _bad_rows(values: Array) -> Array:
     """Which entries along the first axis hold something that is not a finite number."""
     if values.dtype.kind != "f":
         return np.zeros(len(values), bool)
-    return np.asarray(~np.isfinite(values).reshape(len(values), -1).all(1))
+    return np.asarray(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
