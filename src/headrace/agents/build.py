@@ -15,7 +15,8 @@ from headrace.agents.config import AgentsConfig
 from headrace.agents.engines.protocol import Completion, Engine
 from headrace.agents.engines.scripted import random_answers, scripted
 from headrace.agents.environments.text_env import Step, TextEnvSpec
-from headrace.agents.episode import EpisodeId, Play, Rules
+from headrace.agents.episode import Play
+from headrace.agents.plan import EpisodeId, Rules
 from headrace.agents.rollouts import AgentRollouts
 from headrace.errors import UsageError
 

@@ -14,15 +14,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from headrace.agents.auto import WAYS
 from headrace.agents.engines.batching import Batching
 from headrace.agents.engines.openai import Server
 from headrace.agents.engines.scripted import Latency
 from headrace.agents.environments.registry import spec_of
 from headrace.agents.environments.text_env import TextEnvSpec
-from headrace.agents.episode import Rules
 from headrace.agents.limits import Limits
-from headrace.agents.plan import shares
+from headrace.agents.plan import Rules, shares
+from headrace.agents.ways import WAYS
 from headrace.errors import UsageError, whole
 
 ENGINES = ("scripted", "tiny", "openai")

@@ -10,19 +10,17 @@ as they need), so that a hung call can be given up; the rest go on in another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from headrace.agents.callers import Callers
 from headrace.agents.engines.protocol import Completion, Engine, Request
-from headrace.agents.failures import EpisodeError
 from headrace.agents.limits import END_S, Limits
 from headrace.agents.plan import GroupPlan, Ticket
-from headrace.agents.records import ENGINE, TIMEOUT, Group
-from headrace.agents.seat import EnvPool, Seat
-from headrace.agents.table import Table, as_failure, told_close, too_slow
+from headrace.agents.records import ENGINE, TIMEOUT, EpisodeError, Group
+from headrace.agents.seat import EnvPool, Seat, Table, as_failure, report_close, too_slow
 from headrace.clock import now_s
 
 Move = Callable[[], Request | None]  # a seat's open or act
@@ -36,7 +34,7 @@ def play(
     limits: Limits,
     reusable: frozenset[str],
     is_side_by_side: bool = False,
-) -> Iterator[Group]:
+) -> Generator[Group, None, None]:
     """Play whatever `next_ticket` gives until it gives None and nobody is left; groups come as they finish."""
     movers, pool = _Movers(limits, is_side_by_side), EnvPool(reusable)
     tables: dict[int, Table] = {}
@@ -158,14 +156,14 @@ class _Movers:
         def give_up(future: Future[Any]) -> None:
             self._callers.give_up(future, lambda: None)
             within_s = limit_s or self._limits.env_s
-            told_close(calls[future], f"it did not come back from close within {within_s:g} s and is left behind")
+            report_close(calls[future], f"it did not come back from close within {within_s:g} s and is left behind")
 
         self._leaving = []
         self._callers.submit_all([(seat.close, future) for future, seat in calls.items()])
         self._wait(calls, give_up, _NEVER_S if limit_s is None else now_s() + limit_s)
         for future, seat in calls.items():
             if future.done() and not future.cancelled() and (error := future.exception()) is not None:
-                told_close(seat, str(error))
+                report_close(seat, str(error))
 
     def close(self, seats: Iterable[Seat], pool: EnvPool) -> None:
         """Everybody leaves, within a moment."""

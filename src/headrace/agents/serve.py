@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from headrace.agents.codec import describe
 from headrace.agents.engines.protocol import Completion, Engine, Request
-from headrace.agents.failures import EpisodeError
+from headrace.agents.records import EpisodeError
 from headrace.errors import HeadraceError, UsageError
 
 MODEL = "headrace"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace.agents.codec import ByteCodec, Codec, described
 from headrace.agents.exports.parquet import read_codec, read_parquet
-from headrace.agents.journal import read_groups
+from headrace.agents.group_log import read_groups
 from headrace.agents.records import Episode, Group
 from headrace.errors import UsageError
 

@@ -31,7 +31,11 @@ class Ledger:
             what = "a dropped batch" if sequence > expected else "a batch read twice"
             raise LedgerError(f"shard {shard}: expected rollout {expected}, got {sequence}: {what}")
         self._next_sequence[shard] += 1
-        self.produced += steps
+        self.produce_amount(steps)
+
+    def produce_amount(self, amount: int) -> None:
+        """Something that has no sequence number was produced, such as a group of LLM episodes."""
+        self.produced += amount
 
     def consume(self, steps: int) -> None:
         """Steps that the learner trained on."""

@@ -48,13 +48,13 @@ class Death:
 
 
 class Line:
-    """A child's end of the line."""
+    """One end of a line: a child's, or either end of a connection between processes that were not started here."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
 
     def receive(self) -> bytes | None:
-        """The next message; None once the parent has hung up."""
+        """The next message; None once the other end has hung up."""
         try:
             return self._connection.recv_bytes()
         except (EOFError, OSError):
@@ -68,6 +68,10 @@ class Line:
         """Say something; what was written to shared memory before is visible to whoever reads it."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # hung up: the next receive tells
             self._connection.send_bytes(data)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
 
 
 class Child:

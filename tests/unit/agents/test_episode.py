@@ -10,8 +10,7 @@ from headrace.agents.codec import ByteCodec
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.environments.text_env import Step
 from headrace.agents.episode import EpisodeId, Play, Rules
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import Failure
+from headrace.agents.records import EpisodeError, Failure
 from headrace.errors import UsageError
 
 CODEC = ByteCodec()

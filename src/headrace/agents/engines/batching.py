@@ -19,8 +19,7 @@ from typing import Any, Protocol
 
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, checked
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import ENGINE
+from headrace.agents.records import ENGINE, EpisodeError
 from headrace.clock import now_s
 from headrace.errors import UsageError, require_types
 

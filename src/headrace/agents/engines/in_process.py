@@ -32,8 +32,7 @@ from torch import Tensor
 from headrace.agents.codec import Codec
 from headrace.agents.engines.cache import CHUNK, Cache, Places
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import ENGINE
+from headrace.agents.records import ENGINE, EpisodeError
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError, whole
 from headrace.inference.threads import torch_threads

@@ -21,8 +21,7 @@ from typing import Any
 
 from headrace.agents.codec import ByteCodec, Codec, described
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import ENGINE, TIMEOUT
+from headrace.agents.records import ENGINE, TIMEOUT, EpisodeError
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError
 
@@ -224,7 +223,7 @@ class OpenAIEngine:
             except self._openai.APIStatusError as error:
                 raise EpisodeError(ENGINE, f"{url} refused the request: {_short(error)}") from error
             except EpisodeError as failure:  # garbage: another try may bring sense
-                problem, boundary = failure.told, failure.boundary
+                problem, boundary = failure.message, failure.boundary
             except (ValueError, self._openai.APIError) as error:
                 problem, boundary = f"an answer that can't be read: {_short(error)}", ENGINE
             finally:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from headrace.agents.codec import Codec, Message
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import ENGINE, plain_text
+from headrace.agents.records import ENGINE, EpisodeError, plain_text
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 from headrace.agents.codec import ByteCodec, Codec
 from headrace.agents.engines.batching import Batched, Batching
 from headrace.agents.engines.protocol import Completion, Request
-from headrace.agents.failures import EpisodeError
+from headrace.agents.records import EpisodeError
 from headrace.errors import UsageError, require_types
 
 Script = Callable[[str, np.random.Generator], str]  # the prompt's text and the request's randomness -> an answer

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import ENV
+from headrace.agents.records import ENV, EpisodeError
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     groups.jsonl: header {"identity": ...}, then one encoded group a line
 
-Killed in the middle of a line, the line does not count: the group is played again, with the same seeds. A journal of
+Killed in the middle of a line, the line does not count: the group is played again, with the same seeds. A log of
 another run (other seed, environments, rules or tokens) is refused, and so is a second program on the same one.
 """
 
@@ -29,7 +29,7 @@ FILE = "groups.jsonl"
 _LOCK_S = 5.0  # workers of a program that was killed may hold on to it for a moment
 
 
-class Journal:
+class GroupLog:
     """One file, open for appending."""
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ class Journal:
         """Take over what is whole; returns how many bytes that is."""
         lines = list(_lines(self.path))
         if not lines and not _line({"identity": identity}).startswith(self.path.read_bytes()[:12]):
-            raise UsageError(f"{self.path}: expected a journal of groups, got something else; choose another directory")
+            raise UsageError(f"{self.path}: expected a log of groups, got something else; choose another directory")
         size = 0
         for number, line in enumerate(lines):
             try:
@@ -75,7 +75,7 @@ class Journal:
                 group = None if number == 0 else decode(told)
             except (ValueError, KeyError, TypeError) as error:
                 if 0 < number == len(lines) - 1:
-                    break  # torn: it was never told to anybody
+                    break  # torn: its group was never handed over
                 raise UsageError(
                     f"{self.path}, line {number + 1}: can't be read ({type(error).__name__}); take it out, and its "
                     f"group is played again, or choose another directory"
@@ -89,7 +89,7 @@ class Journal:
 
 
 def read_groups(path: Path) -> list[Group]:
-    """The groups of a journal, in the order of their numbers."""
+    """The groups of a log, in the order of their numbers."""
     try:
         groups = [decode(json.loads(line)) for line in list(_lines(path))[1:]]
         return sorted({group.number: group for group in groups}.values(), key=lambda group: group.number)
@@ -98,7 +98,7 @@ def read_groups(path: Path) -> list[Group]:
 
 
 def identity_of(plan: GroupPlan, engine: Engine) -> dict[str, Any]:
-    """What a journal must agree with to be a run's: whatever its groups are a function of, but the weights."""
+    """What a log must agree with to be a run's: whatever its groups are a function of, but the weights."""
     codec = json.dumps(describe(engine.codec), sort_keys=True)
     return {
         "seed": plan.seed,
@@ -150,7 +150,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _require_same(path: Path, theirs: object, ours: dict[str, Any]) -> None:
     if not isinstance(theirs, dict):
-        raise UsageError(f"{path}: expected a journal of groups, got something else; choose another directory")
+        raise UsageError(f"{path}: expected a log of groups, got something else; choose another directory")
     for name, value in ours.items():
         if theirs.get(name) != value:
             raise UsageError(

@@ -1,7 +1,8 @@
-"""Ports over a socket, for workers in processes of their own: a client at the worker's end, a hub at the parent's.
+"""A worker's way out: to the desk and the engine of this process, or over a socket to those of the parent.
 
-    worker: {"pull"} {"generate": request} {"forget": question} {"done": group} {"beat"}  ──unix socket, JSON──>  hub
-    hub: dispatcher, engine ──{"answer"}──> worker
+    MemoryPort, in a thread:   pull · generate · done · beat ──> desk, engine
+    SocketPort, in a process:  {"pull"} {"generate": request} {"forget": question} {"done": group} {"beat"}
+                                   ──unix socket, JSON──> Hub: desk, engine ──{"answer"}──> SocketPort
 
 Nothing is unpickled from the socket: frames are JSON, the socket lies in a directory of the user's own and asks for a
 key. A worker that dies closes its connection, and that is how the hub knows. A worker whose parent is gone ends.
@@ -20,48 +21,76 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from headrace.agents.bridge import Bridge, awaited
-from headrace.agents.dispatcher import Dispatcher
+from headrace.agents.callers import Bridge, awaited
+from headrace.agents.desk import Desk
 from headrace.agents.engines.protocol import Completion, Engine, Request
-from headrace.agents.failures import EpisodeError
 from headrace.agents.plan import Ticket
-from headrace.agents.records import ENGINE, Group, decode, encode
+from headrace.agents.records import ENGINE, EpisodeError, Group, decode, encode
+from headrace.runtime.process import Line
 
 Reply = Callable[[int, Any], None]
 
 logger = logging.getLogger(__name__)
 
 
-class SocketPort:
-    """A worker's end."""
+class MemoryPort:
+    """Without a wire, for a worker in a thread."""
 
-    def __init__(self, address: str, key: bytes, worker: int) -> None:
-        self._connection: Connection[Any, Any] = Client(address, "AF_UNIX", authkey=key)
+    def __init__(self, worker: int, desk: Desk, engine: Engine) -> None:
+        self._worker, self._desk, self._engine = worker, desk, engine
+        self._bridge = Bridge()
+
+    async def pull(self) -> Ticket | None:
+        """From the desk."""
+        return await self._bridge.result(self._desk.pull(self._worker))
+
+    async def generate(self, request: Request, limit_s: float) -> Completion:
+        """From the engine; an answer that is not waited for any more need not be given."""
+        future = self._engine.submit(request)
+        try:
+            return await self._bridge.result(future, limit_s)
+        except (asyncio.CancelledError, TimeoutError):
+            future.cancel()
+            raise
+
+    def done(self, group: Group) -> None:
+        """To the desk."""
+        self._desk.done(self._worker, group)
+
+    def beat(self, waits: list[tuple[str, float]]) -> None:
+        """To the desk."""
+        self._desk.beat(self._worker, waits)
+
+
+class SocketPort:
+    """A worker's end of the socket. `life` says how often this worker was started before."""
+
+    def __init__(self, address: str, key: bytes, worker: int, life: int = 0) -> None:
+        self._line = Line(Client(address, "AF_UNIX", authkey=key))
         self._loop, self._bridge = asyncio.get_running_loop(), Bridge()
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._count = 0
         self._is_gone = False
-        self._send({"hello": worker, "pid": os.getpid()})
+        self._send({"hello": worker, "life": life, "pid": os.getpid()})
         self._reader = threading.Thread(target=self._read, name="port-reader", daemon=True)
         self._reader.start()
 
     async def pull(self) -> Ticket | None:
         """From the hub."""
-        told = await self._ask({"pull": True})
-        return None if told is None else Ticket(**told)
+        ticket = await self._ask({"pull": True})
+        return None if ticket is None else Ticket(**ticket)
 
     async def generate(self, request: Request, limit_s: float) -> Completion:
         """Through the hub."""
-        told = await self._ask({"generate": vars(request) | {"ids": list(request.ids)}}, limit_s)
-        if "failure" in told:
-            raise EpisodeError(told["failure"], told["message"])
-        return Completion(**told)
+        answer = await self._ask({"generate": vars(request) | {"ids": list(request.ids)}}, limit_s)
+        if "failure" in answer:
+            raise EpisodeError(answer["failure"], answer["message"])
+        return Completion(**answer)
 
     def done(self, group: Group) -> None:
         """To the hub."""
@@ -73,10 +102,9 @@ class SocketPort:
 
     def close(self) -> None:
         """Say goodbye."""
-        with contextlib.suppress(OSError):
-            self._send({"bye": True})
-            self._reader.join(5.0)  # the hub hangs up once it has read everything
-        self._connection.close()
+        self._send({"bye": True})
+        self._reader.join(5.0)  # the hub hangs up once it has read everything
+        self._line.close()
 
     async def _ask(self, message: dict[str, Any], limit_s: float | None = None) -> Any:
         if self._is_gone:
@@ -89,20 +117,19 @@ class SocketPort:
             self._send(message | {"id": number})
             return await awaited(future, limit_s)
         except (asyncio.CancelledError, TimeoutError):
-            with contextlib.suppress(OSError):
-                self._send({"forget": number})
+            self._send({"forget": number})
             raise
         finally:
             self._pending.pop(number, None)
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._connection.send_bytes(json.dumps(message).encode())
+        with contextlib.suppress(OSError):  # a hub that is gone is noticed by the reader
+            self._line.send(json.dumps(message).encode())
 
     def _read(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                told = json.loads(self._connection.recv_bytes())
-                self._bridge.post(partial(self._resolve, told["id"], told["answer"]))
+        while (frame := self._line.receive()) is not None:
+            reply = json.loads(frame)
+            self._bridge.post(partial(self._resolve, reply["id"], reply["answer"]))
         self._bridge.post(self._hang_up)
 
     def _resolve(self, number: int, answer: Any) -> None:
@@ -120,8 +147,8 @@ class SocketPort:
 class Hub:
     """The parent's end: one thread a worker."""
 
-    def __init__(self, dispatcher: Dispatcher, engine: Engine) -> None:
-        self._dispatcher, self._engine = dispatcher, engine
+    def __init__(self, desk: Desk, engine: Engine) -> None:
+        self._desk, self._engine = desk, engine
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-agents-")
         self.address = str(Path(self._folder.name) / "hub")
         self.key = secrets.token_bytes(32)
@@ -134,7 +161,7 @@ class Hub:
         self._accepter.start()
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Hang up on all workers."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -143,7 +170,7 @@ class Hub:
         self._accepter.join()
         self._listener.close()
         for connection in self._connections:
-            _hang_up(connection)
+            _shut_down(connection)
         for thread in self._threads:
             thread.join(5.0)
         self._folder.cleanup()
@@ -162,52 +189,61 @@ class Hub:
             if self._has_ended():
                 connection.close()
                 return
-            thread = threading.Thread(target=self._serve, args=(connection,), name="hub-worker", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(Line(connection),), name="hub-worker", daemon=True)
             self._connections.append(connection)
             self._threads.append(thread)
             thread.start()
 
-    def _serve(self, connection: Connection[Any, Any]) -> None:
-        worker, lock = -1, threading.Lock()
+    def _serve(self, line: Line) -> None:
+        """One worker, from its hello to its goodbye or its death."""
+        who, lock = {"hello": -1, "life": -1, "pid": -1}, threading.Lock()
         asked: dict[int, Future[Completion]] = {}
 
         def reply(number: int, answer: Any) -> None:
             with lock, contextlib.suppress(OSError):  # a worker that is gone is noticed below
-                connection.send_bytes(json.dumps({"id": number, "answer": answer}).encode())
+                line.send(json.dumps({"id": number, "answer": answer}).encode())
 
+        how = "its process ended"
         try:
-            while True:
-                told = json.loads(connection.recv_bytes())
-                if "generate" in told:
-                    self._generate(Request(**told["generate"]), told["id"], asked, reply)
-                elif "forget" in told:
-                    if (future := asked.pop(told["forget"], None)) is not None:
+            while (frame := line.receive()) is not None:
+                message = json.loads(frame)
+                worker = who["hello"]
+                if "generate" in message:
+                    self._generate(Request(**message["generate"]), message["id"], asked, reply)
+                elif "forget" in message:
+                    if (future := asked.pop(message["forget"], None)) is not None:
                         future.cancel()
-                elif "pull" in told:
-                    self._dispatcher.pull(worker).add_done_callback(partial(_granted, reply, told["id"]))
-                elif "beat" in told:
-                    self._dispatcher.beat(worker, [(what, age) for what, age in told["beat"]])
-                elif "done" in told:
-                    self._dispatcher.done(worker, decode(told["done"]))
-                elif "hello" in told:
-                    worker = told["hello"]
-                    self.pids[worker] = told["pid"]
-                    self._dispatcher.join(worker)
-                elif "bye" in told:
-                    self._dispatcher.leave(worker)
+                elif "pull" in message:
+                    self._desk.pull(worker).add_done_callback(partial(_granted, reply, message["id"]))
+                elif "beat" in message:
+                    self._desk.beat(worker, [(what, age) for what, age in message["beat"]])
+                elif "done" in message:
+                    self._desk.done(worker, decode(message["done"]))
+                elif "hello" in message:
+                    who, how = message, f"process {message['pid']} ended"
+                    self.pids[who["hello"]] = who["pid"]
+                    self._desk.join(who["hello"], who["life"])
+                elif "bye" in message:
+                    self._desk.leave(worker, who["life"])
                     return
-        except (EOFError, OSError):
-            if not self._is_closed:
-                self._dispatcher.lost(worker, f"process {self.pids.get(worker)} ended")
         except Exception as error:
-            logger.exception("worker %d sent what can't be read", worker)
-            self._dispatcher.lost(worker, f"sent what can't be read: {error}")
+            logger.exception("worker %d sent what can't be read", who["hello"])
+            how = f"sent what can't be read: {error}"
         finally:
-            self.pids.pop(worker, None)
-            with lock, contextlib.suppress(OSError):
-                connection.close()
-            for future in list(asked.values()):  # nobody waits for these any more
-                future.cancel()
+            self._part(line, lock, who, asked)
+        if not self._is_closed and who["hello"] >= 0:
+            self._desk.died(who["hello"], who["life"], how)
+
+    def _part(
+        self, line: Line, lock: threading.Lock, who: dict[str, int], asked: dict[int, Future[Completion]]
+    ) -> None:
+        """A worker is gone, one way or the other: its answers are not waited for."""
+        if self.pids.get(who["hello"]) == who["pid"]:
+            self.pids.pop(who["hello"], None)
+        with lock, contextlib.suppress(OSError):
+            line.close()
+        for future in list(asked.values()):
+            future.cancel()
 
     def _generate(self, request: Request, number: int, asked: dict[int, Future[Completion]], reply: Reply) -> None:
         def answered(future: Future[Completion]) -> None:
@@ -219,9 +255,9 @@ class Hub:
             if error is None:
                 one = future.result()
                 plain = {"ids": list(one.ids), "log_probs": list(one.log_probs), "versions": list(one.versions)}
-                reply(number, asdict(one) | plain)
+                reply(number, vars(one) | plain)
             elif isinstance(error, EpisodeError):
-                reply(number, {"failure": error.boundary, "message": error.told})
+                reply(number, {"failure": error.boundary, "message": error.message})
             else:
                 reply(number, {"failure": ENGINE, "message": f"{type(error).__name__}: {error}"})
 
@@ -229,8 +265,8 @@ class Hub:
         future.add_done_callback(answered)
 
 
-def _hang_up(connection: Connection[Any, Any]) -> None:
-    """Whoever reads it sees its end; closing it under a reader would be an error there."""
+def _shut_down(connection: Connection[Any, Any]) -> None:
+    """Its reader sees the end; closing it under a reader would be an error there."""
     with contextlib.suppress(OSError), socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.shutdown(socket.SHUT_RDWR)
 
