@@ -16,7 +16,7 @@ from headrace.agents.engines.protocol import Completion, Engine
 from headrace.agents.engines.scripted import random_answers, scripted
 from headrace.agents.environments.text_env import Step, TextEnvSpec
 from headrace.agents.episode import Play
-from headrace.agents.plan import EpisodeId, Rules
+from headrace.agents.plan import Rules, Ticket
 from headrace.agents.rollouts import AgentRollouts
 from headrace.errors import UsageError
 
@@ -69,7 +69,8 @@ def conversations(spec: TextEnvSpec, rules: Rules, seed: int, count: int) -> lis
         env = spec.build()
         try:
             observation = env.reset(int(rng.integers(2**31)))
-            play = Play(EpisodeId(number, 0, spec.tag, 0), roomy, codec, lambda turn: 0, env.instructions, env.actions)
+            ticket = Ticket(number, spec.tag, 0, 1)
+            play = Play(ticket, 0, roomy, codec, lambda turn: 0, env.instructions, env.actions)
             request, text = play.begin(observation), ""
             while request is not None:
                 prompt = codec.decode(request.ids)

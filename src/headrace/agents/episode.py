@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from headrace.agents.codec import Codec, Message
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.environments.text_env import Step
-from headrace.agents.plan import EpisodeId, Rules
+from headrace.agents.plan import Rules, Ticket
 from headrace.agents.records import (
     COMPLETED,
     FAILED,
@@ -45,7 +45,8 @@ class Play:
 
     def __init__(
         self,
-        who: EpisodeId,
+        ticket: Ticket,
+        member: int,
         rules: Rules,
         codec: Codec,
         sampling_seed: Callable[[int], int],
@@ -54,7 +55,7 @@ class Play:
         is_text_only: bool = False,
         attempt: int = 1,
     ) -> None:
-        self._who, self._rules, self._attempt = who, rules, attempt
+        self._ticket, self._member, self._rules, self._attempt = ticket, member, rules, attempt
         self._sampling_seed = sampling_seed
         self._instructions, self._known = instructions, known_actions
         system = [{"role": "system", "content": rules.system}] if rules.system else []
@@ -117,9 +118,9 @@ class Play:
 
     def record(self) -> Episode:
         """What happened."""
-        who = self._who
+        of = self._ticket
         return Episode(
-            who.group, who.member, who.tag, who.seed, self._status, self._conversation.rows, tuple(self._turns),
+            of.number, self._member, of.tag, of.seed, self._status, self._conversation.rows, tuple(self._turns),
             self._metrics(), self._failure, self._attempt, not self._is_text_only, self._rules.system,
         )  # fmt: skip
 
@@ -134,10 +135,10 @@ class Play:
             self._status = TRUNCATED
             return None
         messages = tuple(self._conversation.messages) if self._is_text_only else ()
-        who = self._who
         return Request(
-            who.group, who.member, turn, ids, rules.max_tokens, self._sampling_seed(turn), rules.temperature, messages
-        )
+            self._ticket.number, self._member, turn, ids, rules.max_tokens, self._sampling_seed(turn),
+            rules.temperature, messages,
+        )  # fmt: skip
 
     def _format(self, turn: int) -> str:
         """What to answer, and what is left."""

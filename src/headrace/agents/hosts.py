@@ -25,7 +25,7 @@ import cloudpickle
 from headrace.agents.desk import Desk, NoWorkersError
 from headrace.agents.engines.protocol import Engine
 from headrace.agents.ports import Hub, MemoryPort, SocketPort
-from headrace.agents.worker import Worker, WorkerBrief
+from headrace.agents.worker import WorkerBrief, work
 
 _END_S = 10.0  # for workers to end
 
@@ -197,16 +197,15 @@ def _patient_pool() -> Any:
 def _host_in_thread(
     worker: int, life: int, brief: WorkerBrief, desk: Desk, engine: Engine, stops: dict[int, Callable[[], None]]
 ) -> None:
-    async def serve() -> None:
-        task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
+    def open_port() -> MemoryPort:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         stops[worker] = lambda: _cancel(loop, task)
-        await Worker(worker, brief, MemoryPort(worker, desk, engine)).run()
+        return MemoryPort(worker, desk, engine)
 
     desk.join(worker, life)
     try:
-        asyncio.run(serve())
+        asyncio.run(work(worker, brief, open_port))
     except asyncio.CancelledError:
         desk.leave(worker, life)
     except BaseException as error:
@@ -226,15 +225,9 @@ def host_in_process(address: str, key: bytes, worker: int, life: int, pickled: b
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     parent = os.getppid()
 
-    async def serve() -> None:
-        port = SocketPort(address, key, worker, life)
-        try:
-            await Worker(worker, cloudpickle.loads(pickled), port).run()
-        finally:
-            port.close()
-
+    brief = cloudpickle.loads(pickled)
     try:
-        asyncio.run(serve())
+        asyncio.run(work(worker, brief, lambda: SocketPort(address, key, worker, life)))
     except* (ConnectionError, asyncio.CancelledError):  # the parent hung up: it needs nothing more of us
         threading.Thread(target=_end_as_orphan, args=(parent, Path(address).parent), daemon=True).start()
 

@@ -57,28 +57,14 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class EpisodeId:
-    """Who an episode is, and the seeds that are its own: of the reset, and of each turn's sampling."""
-
-    group: int
-    member: int
-    tag: str
-    seed: int
-
-
-@dataclass(frozen=True)
 class Ticket:
-    """One group to be played."""
+    """One group to be played: all its members begin from the same seed."""
 
     number: int
     tag: str
     seed: int
     group_size: int
     attempt: int = 1
-
-    def member(self, index: int) -> EpisodeId:
-        """One of its episodes: all members begin from the same seed."""
-        return EpisodeId(self.number, index, self.tag, self.seed)
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,15 @@ class Playing:
         self._desk: Desk | None = None
         self._hosts: JoblibHosts | None = None
         self.choice: ways.Way | None = None
-        self.statistics = Statistics()
+        self._statistics = Statistics()
         self._began = 0.0, EngineStatistics()  # when the call began, and what the engine had done by then
         self.on_group: Callable[[Group], None] | None = None
         self._is_streaming = self._is_closed = False
+
+    @property
+    def statistics(self) -> Statistics:
+        """Of the last call, so far; the ledger's numbers are those of all calls."""
+        return replace(self._statistics, ledger=self.ledger.encode())
 
     @property
     def worker_pids(self) -> dict[int, int]:
@@ -165,7 +170,7 @@ class Playing:
         groups = most if rounds is not None else min(most, len(tickets))
         way = self.choice = self._choose(groups)
         logger.info("%s: %s groups of %d", way.reason, "endless" if rounds else len(tickets), plan.group_size)
-        self._desk, self.statistics = None, Statistics()
+        self._desk, self._statistics = None, Statistics()
         self._began = now_s(), self._stage.engine.statistics()
         # An endless stream has only so much in play or waiting for its reader; the others know their number.
         most_out = max(plan.per_round, 2 * limits.max_live // plan.group_size, 2) if rounds is not None else 1 << 30
@@ -242,8 +247,8 @@ class Playing:
             oldest = min((int(one.min()) for one in versions if len(one)), default=engine.version)
             group = replace(group, lag=lag(engine.version, oldest), max_lag=pace.max_lag)
         hand_over(group)
-        was, (began_s, before) = self.statistics, self._began
-        self.statistics = Statistics(
+        was, (began_s, before) = self._statistics, self._began
+        self._statistics = Statistics(
             groups=was.groups + 1,
             failed=was.failed + (group.status == FAILED),
             late=was.late + group.is_late,
@@ -253,7 +258,6 @@ class Playing:
             restarts=self._desk.restarts if self._desk is not None else 0,
             seconds=now_s() - began_s,
             engine=engine.statistics().since(before),
-            ledger=self.ledger.encode(),
         )
         return group
 

@@ -66,6 +66,9 @@ class MemoryPort:
         """To the desk."""
         self._desk.beat(self._worker, waits)
 
+    def close(self) -> None:
+        """Nothing to let go of: the host says goodbye."""
+
 
 class SocketPort:
     """A worker's end of the socket. `life` says how often this worker was started before."""

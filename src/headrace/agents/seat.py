@@ -171,7 +171,7 @@ class Seat:
         plan, ticket = self._plan, self.ticket
         seed_of_turn = partial(plan.sampling_seed, ticket.number, self.member)
         return Play(
-            ticket.member(self.member), plan.rules_of(ticket.tag), self._codec, seed_of_turn, instructions, known,
+            ticket, self.member, plan.rules_of(ticket.tag), self._codec, seed_of_turn, instructions, known,
             self._is_text_only, self.attempt,
         )  # fmt: skip
 

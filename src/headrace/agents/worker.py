@@ -47,6 +47,9 @@ class Port(Protocol):
     def beat(self, waits: list[tuple[str, float]]) -> None:
         """A sign of life: what is waited for, and since when (seconds ago), longest first."""
 
+    def close(self) -> None:
+        """Say goodbye."""
+
 
 @dataclass(frozen=True)
 class WorkerBrief:
@@ -222,6 +225,15 @@ class Worker:
             ]
             self._port.beat(sorted(waits, key=lambda one: -one[1])[:5])
             await asyncio.sleep(_BEAT_S)
+
+
+async def work(index: int, brief: WorkerBrief, open_port: Callable[[], Port]) -> None:
+    """A worker's life in this event loop, from the opening of its port to the closing."""
+    port = open_port()
+    try:
+        await Worker(index, brief, port).run()
+    finally:
+        port.close()
 
 
 class _Hung(Exception):  # noqa: N818 - a way out of nested calls, never seen outside
