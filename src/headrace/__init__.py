@@ -12,13 +12,24 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["PPO", "AgentRollouts", "Collector", "EnvSpec", "Evaluation", "NoiseSpec", "check_env", "evaluate_policy"]
+__all__ = [
+    "IMPALA",
+    "PPO",
+    "AgentRollouts",
+    "Collector",
+    "EnvSpec",
+    "Evaluation",
+    "NoiseSpec",
+    "check_env",
+    "evaluate_policy",
+]
 
 _HOMES = {
-    "PPO": "headrace.api",
+    "PPO": "headrace.api.ppo",
+    "IMPALA": "headrace.api.impala",
     "AgentRollouts": "headrace.agents.rollouts",
-    "Collector": "headrace.api",
-    "evaluate_policy": "headrace.api",
+    "Collector": "headrace.api.collector",
+    "evaluate_policy": "headrace.api.evaluation",
     "check_env": "headrace.evaluation.check",
     "EnvSpec": "headrace.envs.spec",
     "NoiseSpec": "headrace.policies.noise",

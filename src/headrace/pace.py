@@ -31,12 +31,9 @@ class Pace:
         """How many versions of the weights are kept for completing what they acted in."""
         return self.max_lag + 2
 
-    def is_too_old(self, version_now: int, oldest_version: int, is_strict: bool) -> bool:
-        """Whether a rollout is passed over: its weights are gone, or it is older than max_lag and that is refused."""
-        age = lag(version_now, oldest_version)
-        return age >= self.versions_kept or (is_strict and age > self.max_lag)
+    def is_too_old(self, lag: int, is_strict: bool) -> bool:
+        """Whether a rollout is passed over: its weights are gone, or it is older than max_lag and that is refused.
 
-
-def lag(version_now: int, oldest_version: int) -> int:
-    """How many versions old the oldest row of a rollout is when it is consumed."""
-    return version_now - oldest_version
+        Its lag is how many versions old its oldest row is when it is consumed.
+        """
+        return lag > self.max_lag + (not is_strict)

@@ -11,10 +11,10 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSpec
 from headrace.errors import UsageError
-from headrace.launch.topology import TopologyConfig
-from headrace.learning.config import PpoConfig
+from headrace.learning.config import ALGORITHMS, AlgorithmConfig, PpoConfig
 from headrace.policies.config import PolicyConfig
 
 
@@ -25,7 +25,7 @@ class RunConfig:
     env: EnvSpec
     seed: int
     policy: PolicyConfig = field(default_factory=PolicyConfig)
-    ppo: PpoConfig = field(default_factory=PpoConfig)
+    algorithm: AlgorithmConfig = field(default_factory=PpoConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
 
     def __post_init__(self) -> None:
@@ -76,15 +76,16 @@ def encode(config: RunConfig) -> dict[str, Any]:
         "env": config.env.encode(),
         "seed": config.seed,
         "policy": dataclasses.asdict(config.policy),
-        "ppo": {
+        "algorithm": {"name": config.algorithm.name}
+        | {
             key: {"callable": getattr(value, "__qualname__", repr(value))} if callable(value) else value
-            for key, value in dataclasses.asdict(config.ppo).items()
+            for key, value in dataclasses.asdict(config.algorithm).items()
         },
         "topology": dataclasses.asdict(config.topology),
     }
 
 
-def decode(data: dict[str, Any], env: EnvSpec | None = None, **ppo: Any) -> RunConfig:
+def decode(data: dict[str, Any], env: EnvSpec | None = None, **options: Any) -> RunConfig:
     """The inverse of `encode`. What was a function must be given again: `env`, or a schedule by its name."""
     saved = data["env"]
     parts = [saved["env"], *saved["wrappers"]]
@@ -101,13 +102,14 @@ def decode(data: dict[str, Any], env: EnvSpec | None = None, **ppo: Any) -> RunC
                 f"the run's environment was built by functions ({names}), which a file can't hold; pass env=... again"
             )
         env = EnvSpec(saved["env"], saved["kwargs"], tuple(saved["wrappers"]), saved["action_repeat"])
-    options = data["ppo"] | ppo
-    for name, value in options.items():
+    values = data["algorithm"] | options
+    kind = ALGORITHMS.get(values.pop("name"))
+    if kind is None:
+        raise UsageError(f"algorithm: expected one of {', '.join(ALGORITHMS)}, got {data['algorithm']['name']!r}")
+    for name, value in values.items():
         if isinstance(value, dict):
             raise UsageError(
                 f"{name} was a function ({value['callable']}), which a file can't hold; pass {name}=... again"
             )
     policy = data["policy"] | {"net_arch": tuple(data["policy"]["net_arch"])}
-    return RunConfig(
-        env, data["seed"], PolicyConfig(**policy), PpoConfig(**options), TopologyConfig(**data["topology"])
-    )
+    return RunConfig(env, data["seed"], PolicyConfig(**policy), kind(**values), TopologyConfig(**data["topology"]))

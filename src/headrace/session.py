@@ -1,30 +1,29 @@
-"""A training session: a Run with a directory, a view, evaluations, checkpoints and an orderly end.
+"""A training session: a run with a directory, a view, evaluations, checkpoints and an orderly end.
 
-    while steps are left: run.update -> record -> sinks, view -> evaluate? -> checkpoint? -> stop?
+    while steps are left: run.update -> Update -> files, view -> evaluate? -> checkpoint? -> stop?
     at the end, however it comes: checkpoint, result.json, report
 
 Ctrl-C and SIGTERM end the session at the last committed update: collecting and evaluating are broken off, learning is
 finished first. A second Ctrl-C gives up at once. What a resumed run will write again is set aside before it goes on
-(checkpoints/run_directory). Does not know how a run learns (train) or what the user typed (cli, api).
+(checkpoints/run_directory). Of a run it sees `Update`, `totals`, `hashes` and `snapshot`; does not know how a run
+learns (train) or what the user typed (cli, api).
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from headrace.checkpoints.run_directory import (
     checkpoint_name,
-    cut_episodes,
     read_evaluations,
     set_newer_aside,
     write_evaluations,
@@ -32,19 +31,19 @@ from headrace.checkpoints.run_directory import (
 )
 from headrace.checkpoints.snapshot import save
 from headrace.clock import now_s
-from headrace.episodes.statistics import Finished
 from headrace.errors import HeadraceError
 from headrace.evaluation.evaluate import Evaluated
-from headrace.launch.schedule import SlabUse, encode_update
 from headrace.run_config import SessionConfig
-from headrace.telemetry.sinks import JsonlSink, Record, Sinks, TensorBoardSink
-from headrace.train import Run
+from headrace.session_files import SessionFiles
+from headrace.telemetry.sinks import Record
+from headrace.train import Run, Update
 from headrace.views.terminal import TerminalView
 
 logger = logging.getLogger(__name__)
 
-Evaluate = Callable[[Run, int], Evaluated]
+Evaluate = Callable[[int], Evaluated]
 _SIGNAL_CODES = {"SIGINT": 130, "SIGTERM": 143}
+_COLLECTING, _LEARNING = ("env", "inference", "copy"), ("completion", "advantages", "sgd")
 
 
 @dataclass(frozen=True)
@@ -78,16 +77,14 @@ class Session:
         run: Run,
         config: SessionConfig,
         evaluate: Evaluate,
+        files: SessionFiles,
         run_dir: Path | None = None,
         view: TerminalView | None = None,
         callback: Callable[[Record], bool | None] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
-        self._run = run
-        self._config = config
-        self._evaluate = evaluate
-        self._dir = run_dir
-        self._view = view
-        self._callback = callback
+        self._run, self._config, self._evaluate = run, config, evaluate
+        self._files, self._dir, self._view, self._callback, self._notes = files, run_dir, view, callback, notes
         self._signal: int | None = None
         self._is_evaluating = False
         self._evaluations: list[tuple[int, Evaluated]] = []
@@ -95,17 +92,18 @@ class Session:
         self._first_step = run.steps
         self._next_checkpoint = _next_multiple(run.steps, config.checkpoint_every)
         self._next_evaluation = _next_multiple(run.steps, config.eval_every)
+        self._timed_s = now_s()
 
     def train(self) -> Result:
         """Train to the end of the configured steps, or until stopped; every end leaves a checkpoint and a result."""
         started = now_s()
-        with self._signals(), self._open_log():
+        with self._signals(), self._files.log():
             if self._dir is not None:
                 set_newer_aside(self._dir, self._run.steps)
                 self._evaluations = read_evaluations(self._dir / "evaluations.npz", self._run.steps)
             logger.info("from step %d to %d", self._run.steps, self._config.total_timesteps)
-            for reason in self._run.topology.reasons:
-                logger.info("%s", reason)
+            for note in self._notes:
+                logger.info("%s", note)
             try:
                 reason = self._loop(started)
             except Interrupted:
@@ -121,26 +119,19 @@ class Session:
     def _loop(self, started: float) -> str:
         """Update after update; returns why it ended."""
         run, config = self._run, self._config
-        with ExitStack() as stack:
-            sinks = stack.enter_context(self._open_sinks())
-            episodes = stack.enter_context(self._open_episodes())
-            schedule = stack.enter_context(self._open_schedule())
-            if self._view is not None:
-                stack.enter_context(self._view)
-                run.tell = self._view.message
-            run.phases.split()
+        with self._files.open(run.steps, run.updates), self._view or nullcontext():
+            self._timed_s = now_s()
             while run.steps < config.total_timesteps:
                 if self._signal is not None:
                     raise Interrupted
-                record, finished = run.update(config.total_timesteps)
-                episodes(finished)
-                schedule(run.version_of_last_update, run.last_schedule)
-                record |= self._evaluate_if_due()
-                record |= self._timed(started)
-                sinks.write(record)
+                update = run.update(config.total_timesteps)
+                self._files.write_lists(update)
+                record = update.record | self._evaluate_if_due(update.steps)
+                record |= self._timed(update, started)
+                self._files.write_record(record)
                 if self._view is not None:
                     self._view.update(record)
-                self._checkpoint_if_due()
+                self._checkpoint_if_due(update.steps)
                 if self._reached():
                     return "stop_reward reached"
                 if self._callback is not None and self._callback(record) is False:
@@ -149,24 +140,24 @@ class Session:
                 raise Interrupted
         return "done"
 
-    def _evaluate_if_due(self) -> Record:
-        run, config = self._run, self._config
-        if not config.eval_every or (run.steps < self._next_evaluation and run.steps < config.total_timesteps):
+    def _evaluate_if_due(self, steps: int) -> Record:
+        config = self._config
+        if not config.eval_every or (steps < self._next_evaluation and steps < config.total_timesteps):
             return {}
         self._is_evaluating = True
         try:
-            evaluated = self._evaluate(run, config.n_eval_episodes)
+            evaluated = self._evaluate(config.n_eval_episodes)
         except Interrupted:
             return {}  # this update's record is still written; the loop ends before the next one
         finally:
             self._is_evaluating = False
         is_best = all(evaluated.mean_reward > other.mean_reward for _, other in self._evaluations)
-        self._evaluations.append((run.steps, evaluated))
-        self._next_evaluation = _next_multiple(run.steps, config.eval_every)
-        logger.info("evaluation at step %d: mean reward %.2f", run.steps, evaluated.mean_reward)
+        self._evaluations.append((steps, evaluated))
+        self._next_evaluation = _next_multiple(steps, config.eval_every)
+        logger.info("evaluation at step %d: mean reward %.2f", steps, evaluated.mean_reward)
         if self._dir is not None:
             if is_best:
-                save(run.snapshot(), self._dir / "best")
+                save(self._run.snapshot(), self._dir / "best")
             write_evaluations(self._dir / "evaluations.npz", self._evaluations)
         return {"eval/mean_reward": evaluated.mean_reward, "eval/mean_ep_length": evaluated.mean_length}
 
@@ -174,60 +165,57 @@ class Session:
         wanted = self._config.stop_reward
         return wanted is not None and bool(self._evaluations) and self._evaluations[-1][1].mean_reward >= wanted
 
-    def _timed(self, started: float) -> Record:
-        """The record's time/ and headrace/time/ entries."""
-        run, elapsed = self._run, now_s() - started
-        split = run.phases.split()
-        total = split.pop("total")
-        collect_s = split["env"] + split["inference"] + split["copy"]
-        steps = run.steps - self._first_step
-        workers = {} if run.topology.topology == "inline" else dict(enumerate(run.steps_by_worker))
+    def _timed(self, update: Update, started: float) -> Record:
+        """The record's time/ entries; the parts of the run have measured their own under headrace/time/."""
+        now, before = now_s(), self._timed_s
+        self._timed_s, elapsed, total = now, now - started, now - before
+        prefix = "headrace/time/"
+        split = {tag[len(prefix) :]: s for tag, s in update.record.items() if tag.startswith(prefix)}
+        by_worker = enumerate(update.steps_by_worker if total else ())
         return {
-            "time/fps": steps / elapsed if elapsed else 0.0,
-            "time/iterations": float(run.updates),
+            "time/fps": (update.steps - self._first_step) / elapsed if elapsed else 0.0,
+            "time/iterations": float(update.number),
             "time/time_elapsed": elapsed,
-            "time/total_timesteps": float(run.steps),
-            "headrace/sps": run.steps_of_last_update / total if total else 0.0,
-            "headrace/collect_s": collect_s,
-            "headrace/update_s": split["completion"] + split["advantages"] + split["sgd"],
-            "headrace/wait_s": split["wait"],
-            **{f"headrace/sps/worker_{worker}": count / total for worker, count in workers.items() if total},
-            **{f"headrace/time/{name}": seconds for name, seconds in split.items()},
+            "time/total_timesteps": float(update.steps),
+            "headrace/sps": update.new_steps / total if total else 0.0,
+            "headrace/collect_s": sum(split.get(name, 0.0) for name in _COLLECTING),
+            "headrace/update_s": sum(split.get(name, 0.0) for name in _LEARNING),
+            "headrace/wait_s": split.get("wait", 0.0),
+            **{f"headrace/sps/worker_{worker}": count / total for worker, count in by_worker},
+            f"{prefix}other": max(0.0, total - sum(split.values())),
         }
 
-    def _checkpoint_if_due(self) -> None:
-        if self._config.checkpoint_every and self._run.steps >= self._next_checkpoint:
+    def _checkpoint_if_due(self, steps: int) -> None:
+        if self._config.checkpoint_every and steps >= self._next_checkpoint:
             self._checkpoint()
-            self._next_checkpoint = _next_multiple(self._run.steps, self._config.checkpoint_every)
+            self._next_checkpoint = _next_multiple(steps, self._config.checkpoint_every)
 
     def _checkpoint(self) -> None:
-        if self._dir is None or self._saved_step == self._run.steps:
+        steps = self._run.steps
+        if self._dir is None or self._saved_step == steps:
             return
         folder = self._dir / "checkpoints"
-        save(self._run.snapshot(), folder / checkpoint_name(self._run.steps))
-        self._saved_step = self._run.steps
-        logger.info("checkpoint at step %d", self._run.steps)
+        save(self._run.snapshot(), folder / checkpoint_name(steps))
+        self._saved_step = steps
+        logger.info("checkpoint at step %d", steps)
         keep = self._config.keep_checkpoints
         for old in sorted(folder.glob("step_*"))[:-keep] if keep else []:
             shutil.rmtree(old, ignore_errors=True)
 
     def _end(self, reason: str, code: int, started: float, keep: bool) -> Result:
         run = self._run
-        wall_time_s = now_s() - started
-        means = run.books.statistics.means()
-        ledger = run.books.ledger.encode()
-        del ledger["sequences"]
+        wall_time_s, totals = now_s() - started, run.totals()
         result = Result(
             exit_reason=reason,
             exit_code=code,
             steps=run.steps,
             updates=run.updates,
             sps=(run.steps - self._first_step) / wall_time_s if wall_time_s else 0.0,
-            mean_return=means[0] if means else None,
+            mean_return=totals.mean_return,
             eval_mean_reward=self._evaluations[-1][1].mean_reward if self._evaluations else None,
-            episodes=run.books.statistics.finished,
-            ledger=ledger,
-            restarts=run.restarts,
+            episodes=totals.episodes,
+            ledger=totals.ledger,
+            restarts=totals.restarts,
             wall_time_s=wall_time_s,
             **run.hashes(),
         )
@@ -248,7 +236,7 @@ class Session:
             logger.error("the run failed", exc_info=error)
         reason = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
         try:
-            self._end(f"error: {reason}", 1, started, keep=self._run.is_between_updates)
+            self._end(f"error: {reason}", 1, started, keep=self._run.is_whole)
         except (HeadraceError, OSError) as second:
             logger.warning("not all of the run could be kept: %s", second)
 
@@ -259,75 +247,6 @@ class Session:
             write_report(run_dir)
         except OSError as error:
             logger.warning("the report could not be written: %s", error)
-
-    @contextmanager
-    def _open_sinks(self) -> Iterator[Sinks]:
-        sinks = Sinks([])
-        if self._dir is not None:
-            sinks = Sinks([JsonlSink(self._dir / "metrics.jsonl"), TensorBoardSink(self._dir, self._config.tags)])
-        try:
-            yield sinks
-        finally:
-            sinks.close()
-
-    @contextmanager
-    def _open_episodes(self) -> Iterator[Callable[[list[Finished]], None]]:
-        """The list of finished episodes: episodes.jsonl, one line each, in the order of rows, then environments."""
-        if self._dir is None:
-            yield lambda finished: None
-            return
-        path = self._dir / "episodes.jsonl"
-        cut_episodes(path, self._run.steps)
-        with path.open("a") as file:
-
-            def write(finished: list[Finished]) -> None:
-                steps = self._run.steps
-                try:
-                    file.writelines(json.dumps(asdict(one) | {"steps": steps}) + "\n" for one in finished)
-                    file.flush()
-                except OSError as error:
-                    logger.warning("%d episodes could not be kept, training goes on: %s", len(finished), error)
-
-            yield write
-
-    @contextmanager
-    def _open_schedule(self) -> Iterator[Callable[[int, list[SlabUse]], None]]:
-        """An asynchronous run's schedule.jsonl, a line an update: what it takes to get its bits again."""
-        if self._dir is None or not self._run.topology.max_lag:
-            yield lambda version, uses: None
-            return
-        path = self._dir / "schedule.jsonl"
-        kept = path.read_text().splitlines(keepends=True)[: self._run.updates] if path.exists() else []
-        path.write_text("".join(kept))
-        with path.open("a") as file:
-
-            def write(version: int, uses: list[SlabUse]) -> None:
-                try:
-                    file.write(encode_update(version, self._run.topology.slabs_per_update, uses))
-                    file.flush()
-                except OSError as error:
-                    logger.warning("the schedule could not be kept, training goes on: %s", error)
-
-            yield write
-
-    @contextmanager
-    def _open_log(self) -> Iterator[None]:
-        """log.txt gets what headrace says while the session lasts."""
-        if self._dir is None:
-            yield
-            return
-        handler = logging.FileHandler(self._dir / "log.txt")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        package = logging.getLogger("headrace")
-        level = package.level
-        package.addHandler(handler)
-        package.setLevel(logging.INFO)
-        try:
-            yield
-        finally:
-            package.setLevel(level)
-            package.removeHandler(handler)
-            handler.close()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -342,7 +261,7 @@ class Session:
                     raise KeyboardInterrupt
                 return
             self._signal = number
-            if self._run.is_collecting or self._is_evaluating:
+            if self._run.source.is_interruptible or self._is_evaluating:
                 raise Interrupted
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -351,11 +270,6 @@ class Session:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def with_more_steps(config: SessionConfig, run: Run) -> SessionConfig:
-    """The same session, for that many steps from where the run is now."""
-    return replace(config, total_timesteps=run.steps + config.total_timesteps)
 
 
 def _next_multiple(steps: int, every: int) -> int:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from headrace.collecting.topology import TopologyConfig
 from headrace.errors import EnvError
-from headrace.launch.topology import TopologyConfig
 from headrace.learning.config import PpoConfig
 from headrace.memory.ring import Taken
 from headrace.run_config import RunConfig

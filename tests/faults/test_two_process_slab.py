@@ -17,7 +17,7 @@ import pytest
 from headrace.envs.spec import EnvSpec
 from headrace.launch.shard import ShardPlan
 from headrace.learning.batch import assemble
-from headrace.memory.ring_state import Lease, RingState
+from headrace.memory.ring import Lease, RingState
 from headrace.memory.schema import Schema
 from headrace.memory.segment import SharedSegment
 from headrace.memory.slab import Slab, Word, slab_bytes

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from headrace.envs.vector_env import VectorEnv
 from headrace.learning import advantages
 from headrace.learning.advantages import gae, vtrace
-from headrace.learning.batch import assemble, write_back
-from headrace.learning.completion import complete
+from headrace.learning.batch import assemble, complete, write_back
 from headrace.memory.slab import Slab
 from headrace.policies.noise import NoiseSpec
 from headrace.policies.policy import Evaluation

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.errors import RingError
-from headrace.memory.ring import Ring
-from headrace.memory.ring_state import Lease, Owner, RingState, _Slot
+from headrace.memory.ring import Lease, Owner, Ring, RingState, _Slot
 from headrace.memory.slab import Word
 from support.slabs import small_schema
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import pytest
 
-from headrace.memory.ring_state import Lease, Owner, RingState, _Slot
+from headrace.memory.ring import Lease, Owner, RingState, _Slot
 
 POISON = 0
 OWNERS = tuple(Owner)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.envs.adapters.gymnasium_spaces import describe
-from headrace.learning.batch import Batch
-from headrace.learning.completion import complete
+from headrace.learning.batch import Batch, complete
 from headrace.learning.config import PpoConfig
 from headrace.learning.ppo import Coefficients, Rows
 from headrace.memory.spaces import Space

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from headrace.clock import now_ns
 from headrace.envs.seeds import Purpose, leaf
 from headrace.inference.local import LocalInference
-from headrace.inference.threads import torch_threads
 from headrace.launch.shard import ShardPlan, build_actor, build_envs, seat
 from headrace.memory.schema import Schema, rollout_schema
 from headrace.memory.segment import SharedSegment
@@ -19,6 +18,7 @@ from headrace.memory.slab import Slab
 from headrace.memory.spaces import Space
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import as_policy, build_policy
+from headrace.policies.threads import torch_threads
 from headrace.policies.tiles import default_tile
 
 

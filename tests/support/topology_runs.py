@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.checkpoints.snapshot import Snapshot
+from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.episodes.statistics import Finished
-from headrace.launch.topology import TopologyConfig
 from headrace.learning.config import PpoConfig
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import headrace as hr
 from headrace.errors import EnvError, SchemaError, UsageError
-from headrace.inference.threads import torch_threads
+from headrace.policies.threads import torch_threads
 from support.command import result_of
 from support.faulty_envs import Steady
 from support.torch_policy import TorchPolicy

@@ -87,7 +87,7 @@ class Desk:
             ),
         )
         self._lives = [0] * num_workers  # how often each was lost: reports of an earlier life are old news
-        self._to_start: set[int] = set()
+        self._to_start = {one.worker for one in self._supervisor.launch(now_s())}
         self._to_kill: dict[int, str] = {}  # and why
         self._given_up: supervision.GiveUp | None = None
         self._lock = threading.Lock()
@@ -158,7 +158,6 @@ class Desk:
         `meanwhile` is called while none comes; it returns whether it has explained the wait. NoWorkersError if no
         worker comes up; if they keep dying, what is left has failed.
         """
-        self._to_start = {one.worker for one in self._supervisor.launch(now_s())}
         reported_s = now_s()
         try:
             self._look_after(hosts)

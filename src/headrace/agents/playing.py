@@ -28,12 +28,12 @@ from headrace.agents.hosts import JoblibHosts
 from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import FAILED, Group
-from headrace.agents.scheduler import Numbers, Scheduler
+from headrace.agents.scheduler import BROKEN_OFF, Numbers, Scheduler, settle
 from headrace.agents.worker import WorkerBrief
 from headrace.clock import now_s
 from headrace.errors import UsageError
 from headrace.memory.ledger import Ledger
-from headrace.pace import Pace, lag
+from headrace.pace import Pace
 
 _LOOK_S = 0.05  # between looks at the learner that is waited for
 _WARN_S = 1.0  # without new weights, until the log says that they are waited for
@@ -75,7 +75,7 @@ class Playing:
 
     def __init__(self, stage: Stage, log: GroupLog | None = None) -> None:
         self._stage, self._log = stage, log
-        self._numbers, self.ledger = Numbers(), Ledger(1)
+        self._numbers, self.ledger = Numbers(), Ledger()
         self._step_times: list[ways.StepTime | None] | None = None
         self._desk: Desk | None = None
         self._hosts: JoblibHosts | None = None
@@ -100,6 +100,18 @@ class Playing:
         if self._desk is not None:
             self._desk.look_again()
 
+    def state(self) -> dict[str, Any]:
+        """Which groups came back, and the ledger, as JSON: what is in play now will be played again."""
+        return {"numbers": self._numbers.state(), "ledger": self.ledger.encode()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there; what was in play then is discarded."""
+        self._numbers.restore(state["numbers"])
+        self.ledger.restore(state["ledger"])
+        in_play = self.ledger.produced - self.ledger.settled
+        if in_play:
+            self.ledger.discard(in_play, BROKEN_OFF)
+
     def close(self) -> None:
         """No more calls."""
         self._is_closed = True
@@ -116,7 +128,7 @@ class Playing:
         with self._alone(), closing(self._played([self._stage.plan.ticket(number) for number in numbers])) as played:
             yield from played
 
-    def stream(self, groups: int | None) -> Iterator[Group]:
+    def stream(self, groups: int | None) -> Generator[Group, None, None]:
         """Groups of the next numbers; first what the group log holds of them."""
         held = self._log.groups if self._log is not None else {}
         numbers, tickets, rounds = self._numbers, list[Ticket](), None
@@ -132,6 +144,8 @@ class Playing:
                     logger.info("%d groups come from the group log", len(kept))
                 for number in kept:
                     numbers.returned(number)
+                    self.ledger.produce(1)
+                    settle(self.ledger, held[number])
                     yield held[number]
                 with closing(self._played(tickets, rounds)) as played:
                     for group in played:
@@ -245,7 +259,7 @@ class Playing:
         if pace is not None and group.status != FAILED:
             versions = [row.versions[row.loss_mask > 0] for one in group.episodes for row in one.rows]
             oldest = min((int(one.min()) for one in versions if len(one)), default=engine.version)
-            group = replace(group, lag=lag(engine.version, oldest), max_lag=pace.max_lag)
+            group = replace(group, lag=engine.version - oldest, max_lag=pace.max_lag)
         hand_over(group)
         was, (began_s, before) = self._statistics, self._began
         self._statistics = Statistics(

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from headrace.agents.desk import Desk
 from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.plan import Ticket
 from headrace.agents.records import ENGINE, EpisodeError, Group, decode, encode
-from headrace.runtime.process import Line
+from headrace.runtime.line import Line
 
 Reply = Callable[[int, Any], None]
 
@@ -107,7 +107,7 @@ class SocketPort:
         """Say goodbye."""
         self._send({"bye": True})
         self._reader.join(5.0)  # the hub hangs up once it has read everything
-        self._line.close()
+        self._line.connection.close()
 
     async def _ask(self, message: dict[str, Any], limit_s: float | None = None) -> Any:
         if self._is_gone:
@@ -157,7 +157,7 @@ class Hub:
         self.key = secrets.token_bytes(32)
         self._listener = Listener(self.address, "AF_UNIX", authkey=self.key)
         self._threads: list[threading.Thread] = []
-        self._connections: list[Connection[Any, Any]] = []
+        self._lines: list[Line] = []
         self.pids: dict[int, int] = {}
         self._is_closed = False
         self._accepter = threading.Thread(target=self._accept, name="hub-accepter", daemon=True)
@@ -172,8 +172,8 @@ class Hub:
             Client(self.address, "AF_UNIX", authkey=self.key).close()
         self._accepter.join()
         self._listener.close()
-        for connection in self._connections:
-            _shut_down(connection)
+        for line in self._lines:
+            _shut_down(line)
         for thread in self._threads:
             thread.join(5.0)
         self._folder.cleanup()
@@ -192,8 +192,9 @@ class Hub:
             if self._has_ended():
                 connection.close()
                 return
-            thread = threading.Thread(target=self._serve, args=(Line(connection),), name="hub-worker", daemon=True)
-            self._connections.append(connection)
+            line = Line(connection)
+            thread = threading.Thread(target=self._serve, args=(line,), name="hub-worker", daemon=True)
+            self._lines.append(line)
             self._threads.append(thread)
             thread.start()
 
@@ -244,7 +245,7 @@ class Hub:
         if self.pids.get(who["hello"]) == who["pid"]:
             self.pids.pop(who["hello"], None)
         with lock, contextlib.suppress(OSError):
-            line.close()
+            line.connection.close()
         for future in list(asked.values()):
             future.cancel()
 
@@ -268,9 +269,10 @@ class Hub:
         future.add_done_callback(answered)
 
 
-def _shut_down(connection: Connection[Any, Any]) -> None:
+def _shut_down(line: Line) -> None:
     """Its reader sees the end; closing it under a reader would be an error there."""
-    with contextlib.suppress(OSError), socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as other:
+    handle = line.connection.fileno
+    with contextlib.suppress(OSError), socket.fromfd(handle(), socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.shutdown(socket.SHUT_RDWR)
 
 

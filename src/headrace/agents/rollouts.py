@@ -9,7 +9,7 @@ With a run directory, a line goes to its group log when a group is done, and wha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -97,7 +97,7 @@ class AgentRollouts:
             )
         return sorted(self.stream(groups), key=lambda group: group.number)
 
-    def stream(self, groups: int | None = None) -> Iterator[Group]:
+    def stream(self, groups: int | None = None) -> Generator[Group, None, None]:
         """Groups as they finish; without a number for ever, tags in the proportions of n_groups."""
         if groups is not None:
             whole("groups", groups, 0)
@@ -117,6 +117,26 @@ class AgentRollouts:
         version = self.engine.publish(weights)
         self._playing.look_again()
         return version
+
+    def look_again(self) -> None:
+        """Weights were published at the engine itself: more groups may start."""
+        self._playing.look_again()
+
+    def state(self) -> dict[str, Any]:
+        """What these rollouts need to go on elsewhere, as JSON: which groups came back, and the ledger.
+
+        The weights and their version are the engine's; groups that are in play are played again.
+        """
+        return self._playing.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state, before the first call; groups that came back before it are not given again."""
+        self._playing.restore(state)
+
+    @property
+    def pace(self) -> Pace | None:
+        """How far groups may run ahead of a learner: max_lag and groups_per_update."""
+        return self._pace
 
     @property
     def statistics(self) -> Statistics:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from headrace.agents.plan import Ticket
 from headrace.agents.records import COMPLETED, LATE, Group
@@ -23,6 +24,16 @@ from headrace.memory.ledger import Ledger
 from headrace.pace import Pace
 
 BROKEN_OFF = "broken off"
+
+
+def settle(ledger: Ledger, group: Group) -> None:
+    """A group that was produced has come to its reader."""
+    if group.status == COMPLETED:
+        ledger.consume(1)
+    elif group.status == LATE:
+        ledger.reject(1)
+    else:
+        ledger.discard(1, group.failures[0].boundary)
 
 
 class Numbers:
@@ -57,6 +68,15 @@ class Numbers:
         """It has come back."""
         self._out.discard(number)
 
+    def state(self) -> dict[str, Any]:
+        """As JSON; what is out counts as not come back."""
+        return {"next": self._next, "left": sorted({*self._out, *self._left}), "early": sorted(self._early)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._next, self._left = state["next"], list(state["left"])
+        self._early, self._out = {*state["early"]}, set()
+
     def break_off(self) -> None:
         """What is out will not come back: it is taken first next time, so nothing is skipped."""
         self._left = sorted({*self._out, *self._left})
@@ -80,7 +100,7 @@ class Scheduler:
         self._ready: set[int] = set()  # came back, or was given up, and is not handed over yet
         self._produced: set[int] = set()  # started, and not settled in the ledger
         self._attempts = attempts
-        self._ledger = ledger or Ledger(1)
+        self._ledger = ledger or Ledger()
         self._pace = pace
         self._rounds, self._most_out = rounds, most_out
         self._seconds: dict[str, float] = {}  # per group of a tag, a running mean
@@ -146,12 +166,7 @@ class Scheduler:
         self._produce(group.number)  # given up before it was ever played: it is accounted for all the same
         self._produced.discard(group.number)
         self._ready.discard(group.number)
-        if group.status == COMPLETED:
-            self._ledger.consume(1)
-        elif group.status == LATE:
-            self._ledger.reject(1)
-        else:
-            self._ledger.discard(1, group.failures[0].boundary)
+        settle(self._ledger, group)
 
     def lost(self, worker: int, is_blamed: bool = True) -> list[Ticket]:
         """A worker is gone: its groups are played again, from the start; returns those given up.
@@ -191,7 +206,7 @@ class Scheduler:
     def _produce(self, number: int) -> None:
         if number not in self._produced:
             self._produced.add(number)
-            self._ledger.produce_amount(1)
+            self._ledger.produce(1)
 
     def _has_no_room(self, version: int) -> bool:
         taken = self.accepted + len(self._running) + len(self._ready)

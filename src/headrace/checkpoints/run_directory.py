@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 _PACKAGES = ("headrace", "torch", "numpy", "gymnasium", "safetensors")
 
 
-def default_run_dir(env: str, seed: int) -> Path:
-    """runs/<env>__ppo__<seed>__<time>, with a number behind it if that is taken."""
-    name = f"{env.replace('/', '_').replace(':', '_')}__ppo__{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+def default_run_dir(env: str, algorithm: str, seed: int) -> Path:
+    """runs/<env>__<algorithm>__<seed>__<time>, with a number behind it if that is taken."""
+    name = f"{env.replace('/', '_').replace(':', '_')}__{algorithm}__{seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     names = itertools.chain([name], (f"{name}-{count}" for count in itertools.count(2)))
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 

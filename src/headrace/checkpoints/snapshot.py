@@ -31,7 +31,7 @@ from torch import Tensor, from_numpy
 
 from headrace.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2  # 1: before algorithms had names
 _TENSORS = ("weights", "optimizer", "episodes")
 
 

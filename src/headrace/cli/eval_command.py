@@ -39,16 +39,17 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"--n-eval-episodes: expected at least 1, got {options.n_eval_episodes}")
     if options.json is not None and not options.json.parent.is_dir():
         raise UsageError(f"--json {options.json}: expected a file in an existing directory")
-    from headrace.api import PPO, evaluate_run
+    from headrace.api.evaluation import evaluate_parts
+    from headrace.api.model import Model
     from headrace.checkpoints.snapshot import find_latest
     from headrace.envs.spec import EnvSpec
 
     found, snapshot, damaged = find_latest(options.run)
     for line in damaged:
         print(f"headrace: warning: {line}", file=sys.stderr)
-    with PPO.from_snapshot(snapshot, weights_only=True) as model:
+    with Model.from_snapshot(snapshot, weights_only=True) as model:
         env = None if options.env is None else EnvSpec(options.env)
-        result = evaluate_run(model.run, options.n_eval_episodes, options.deterministic, env)
+        result = evaluate_parts(model.parts, options.n_eval_episodes, options.deterministic, env)
     print(
         f"{found.name} at {snapshot.state['steps']:,} steps: mean return {result.mean_reward:.2f} +/- "
         f"{result.std_reward:.2f} over {len(result.returns)} episodes, mean length {result.mean_length:.1f}"

@@ -73,6 +73,13 @@ def env_kwargs(text: str) -> dict[str, Any]:
 
 def with_file(options: Options, path: Path) -> Options:
     """The options with the values of a file; unknown keys are refused with a suggestion, wrong types by name."""
+    for key, value in flat(read_file(path)).items():
+        options = _set(options, CLEANRL_NAMES.get(key.replace("_", "-"), key).replace("-", "_"), value, path)
+    return options
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """What a --config file says."""
     try:
         text = path.read_text()
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -82,9 +89,7 @@ def with_file(options: Options, path: Path) -> Options:
         raise UsageError(f"--config {path}: expected TOML (or JSON in a .json file): {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"--config {path}: expected keys and values, got {type(data).__name__}")
-    for key, value in flat(data).items():
-        options = _set(options, CLEANRL_NAMES.get(key.replace("_", "-"), key).replace("-", "_"), value, path)
-    return options
+    return data
 
 
 def flat(data: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +99,10 @@ def flat(data: dict[str, Any]) -> dict[str, Any]:
         if key == "env" and isinstance(value, dict) and "kwargs" in value:
             found |= {"env": value["env"], "env_kwargs": json.dumps(value["kwargs"])}
             found |= {"wrappers": value["wrappers"], "action_repeat": value["action_repeat"]}
-        elif isinstance(value, dict) and key in ("policy", "ppo", "topology", "session"):
+        elif isinstance(value, dict) and key == "algorithm":
+            found |= flat(value | {"algorithm": value.get("name", "ppo")})
+            found.pop("name", None)
+        elif isinstance(value, dict) and key in ("policy", "topology", "session"):
             found |= flat(value)
         elif isinstance(value, dict) and key == "env_kwargs":
             found[key] = json.dumps(value)

@@ -7,20 +7,20 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from headrace.cli.options import env_kwargs, flat, translate, value_of, with_file
+from headrace.cli.options import env_kwargs, flat, read_file, translate, value_of, with_file
+from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSpec
 from headrace.errors import CheckpointError, UsageError
-from headrace.launch.topology import TopologyConfig
-from headrace.learning.config import PpoConfig
+from headrace.learning.config import ImpalaConfig, PpoConfig
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig, SessionConfig, decode, encode
 
 if TYPE_CHECKING:
-    from headrace.api import PPO
+    from headrace.api.model import Model
 
 
 _PLACES = ("topology", "workers", "shards", "start_method")
@@ -28,7 +28,7 @@ _PLACES = ("topology", "workers", "shards", "start_method")
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train PPO on an environment. CleanRL's names (--num-envs, --num-steps, --update-epochs ...) work too."""
+    """Train a policy on an environment. CleanRL's names (--num-envs, --num-steps, --update-epochs ...) work too."""
 
     env: Annotated[str, tyro.conf.Positional] = ""
     """A Gymnasium id, or module:attribute of a class or factory of your own."""
@@ -37,7 +37,7 @@ class TrainOptions:
     resume: Path | None = None
     """Go on with a run directory or checkpoint, bit for bit; --total-timesteps may be raised."""
     run_dir: Path | None = None
-    """Where results go; runs/<env>__ppo__<seed>__<time> if not given."""
+    """Where results go; runs/<env>__<algorithm>__<seed>__<time> if not given."""
     seed: int | None = None
     """Root of every random number of the run; drawn and recorded if not given."""
     env_kwargs: str = "{}"
@@ -47,7 +47,9 @@ class TrainOptions:
     action_repeat: int = 1
     """Send every action this many times and sum the rewards."""
     policy: tyro.conf.OmitArgPrefixes[PolicyConfig] = field(default_factory=PolicyConfig)
-    ppo: tyro.conf.OmitArgPrefixes[PpoConfig] = field(default_factory=PpoConfig)
+    algorithm: Literal["ppo", "impala"] = "ppo"
+    """ppo, or impala: actor-critic with V-trace; --help shows the options of the one that is named."""
+    learning: tyro.conf.OmitArgPrefixes[PpoConfig] = field(default_factory=PpoConfig)
     topology: tyro.conf.OmitArgPrefixes[TopologyConfig] = field(default_factory=TopologyConfig)
     session: tyro.conf.OmitArgPrefixes[SessionConfig] = field(default_factory=SessionConfig)
     schedule: Path | None = None
@@ -58,34 +60,52 @@ class TrainOptions:
     """Print the resolved plan and why, and stop."""
 
 
+@dataclass(frozen=True)
+class ImpalaTrainOptions(TrainOptions):
+    """Train IMPALA (actor-critic with V-trace) on an environment."""
+
+    algorithm: Literal["ppo", "impala"] = "impala"
+    """ppo, or impala: actor-critic with V-trace; --help shows the options of the one that is named."""
+    learning: tyro.conf.OmitArgPrefixes[ImpalaConfig] = field(  # type: ignore[assignment]
+        default_factory=ImpalaConfig
+    )
+
+
+_OPTIONS: dict[str, type[TrainOptions]] = {"ppo": TrainOptions, "impala": ImpalaTrainOptions}
+
+
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     argv = translate(argv)
     if value_of("--resume", argv) is not None and not {"-h", "--help"} & set(argv):
         return _resume(argv)
-    options = _parse(argv, TrainOptions())
+    options = _parse(argv)
     if not options.env:
         raise UsageError("expected an environment: headrace train ENV, or --resume RUN")
     config = _run_config(options)
-    from headrace.api import PPO
+    from headrace.api.model import Model
 
-    with PPO.from_config(config, schedule=options.schedule) as model:
+    with Model.from_config(config, schedule=options.schedule) as model:
         if options.dry_run:
             print(model.plan())
             return 0
         return _train(model, options, options.run_dir)
 
 
-def _parse(argv: list[str], defaults: TrainOptions) -> TrainOptions:
-    path = value_of("--config", argv)
+def _parse(argv: list[str], defaults: TrainOptions | None = None) -> TrainOptions:
+    path, name = value_of("--config", argv), value_of("--algorithm", argv)
+    if name is None and path is not None:
+        name = flat(read_file(Path(path))).get("algorithm")
+    if defaults is None:
+        defaults = _OPTIONS.get(str(name), TrainOptions)()
     if path is not None:
         defaults = with_file(defaults, Path(path))
-    return tyro.cli(TrainOptions, args=argv, default=defaults, prog="headrace train")
+    return tyro.cli(type(defaults), args=argv, default=defaults, prog="headrace train")
 
 
 def _resume(argv: list[str]) -> int:
     """The run's own options are the defaults; where actors run may be changed, what decides its bits may not."""
-    from headrace.api import PPO
+    from headrace.api.model import Model
     from headrace.checkpoints.snapshot import find_latest
 
     found, snapshot, damaged = find_latest(Path(value_of("--resume", argv) or ""))
@@ -94,7 +114,7 @@ def _resume(argv: list[str]) -> int:
     saved, home = decode(snapshot.state["config"]), _home(found)
     options = _parse(argv, _options(saved, _saved_session(home)))
     _require_same(saved, _run_config(options))
-    with PPO.from_snapshot(snapshot, topology=options.topology) as model:
+    with Model.from_snapshot(snapshot, topology=options.topology) as model:
         if options.dry_run:
             steps, total = model.num_timesteps, options.session.total_timesteps
             print(f"{'resumes':<12} {found.name} at {steps:,} of {total:,} steps")
@@ -109,11 +129,11 @@ def _resume(argv: list[str]) -> int:
         return _train(model, options, options.run_dir or home)
 
 
-def _train(model: PPO, options: TrainOptions, run_dir: Path | None) -> int:
+def _train(model: Model, options: TrainOptions, run_dir: Path | None) -> int:
     from headrace.checkpoints.run_directory import default_run_dir
 
-    config = model.run.config
-    run_dir = run_dir or default_run_dir(config.env.name, config.seed)
+    config = model.parts.config
+    run_dir = run_dir or default_run_dir(config.env.name, config.algorithm.name, config.seed)
     result = model.train(options.session, run_dir, show=not options.quiet)
     mean = "no episode ended" if result.mean_return is None else f"mean return {result.mean_return:.1f}"
     print(
@@ -145,14 +165,15 @@ def _saved_session(home: Path | None) -> SessionConfig:
 
 def _options(config: RunConfig, session: SessionConfig) -> TrainOptions:
     spec = config.env
-    return TrainOptions(
+    return _OPTIONS[config.algorithm.name](
         env=str(spec.env),
         seed=config.seed,
         env_kwargs=json.dumps(dict(spec.kwargs)),
         wrappers=tuple(str(wrapper) for wrapper in spec.wrappers),
         action_repeat=spec.action_repeat,
         policy=config.policy,
-        ppo=config.ppo,
+        algorithm=config.algorithm.name,  # type: ignore[arg-type]  # one of ALGORITHMS
+        learning=config.algorithm,  # type: ignore[arg-type]  # as that class of options has it
         topology=config.topology,
         session=session,
     )
@@ -171,4 +192,4 @@ def _require_same(saved: RunConfig, asked: RunConfig) -> None:
 def _run_config(options: TrainOptions) -> RunConfig:
     seed = int.from_bytes(os.urandom(4), "little") if options.seed is None else options.seed
     spec = EnvSpec(options.env, env_kwargs(options.env_kwargs), options.wrappers, options.action_repeat)
-    return RunConfig(spec, seed, options.policy, options.ppo, options.topology)
+    return RunConfig(spec, seed, options.policy, options.learning, options.topology)

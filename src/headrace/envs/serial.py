@@ -3,8 +3,9 @@
     actions -> env.step, one after the other -> observations in one copy per row -> an ended episode is reset at once
                with its own leaf of the seed tree (class A: an environment is its seed and its actions)
 
-Checks what comes back (shape, casting) because the environment is somebody else's code; NaNs are looked for per slab
-by the actor. Does not know policies or slabs' lifetimes.
+It numbers its rows (episode, step in the episode), so a failure can be located. Checks what comes back (shape, casting)
+because the environment is the user's code; NaNs are looked for per slab by the actor.
+Does not know policies or slabs' lifetimes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from headrace.envs.actions import sender
 from headrace.envs.adapters.gymnasium_spaces import describe
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
 from headrace.errors import EnvError, HeadraceError, ReplayError
 from headrace.memory.slab import Row
-from headrace.memory.spaces import shape_of
+from headrace.memory.spaces import Leaves, shape_of
 
 Array = npt.NDArray[Any]
 EpisodeSeed = Callable[[int, int], int]  # (env index, episode number) -> reset seed
@@ -35,7 +37,8 @@ class SerialEnvs:
         self.num_envs = len(env_indices)
         self._indices = list(env_indices)
         self._seed_of = seed_of
-        self._episode = [0] * self.num_envs
+        self._episode = np.zeros(self.num_envs, np.int64)
+        self._step = np.zeros(self.num_envs, np.int64)
         self._envs: list[gym.Env[Any, Any]] = []
         try:
             for _ in env_indices:
@@ -48,24 +51,25 @@ class SerialEnvs:
             self.close()
             raise
         self._shape = shape_of(self.observation_space)
+        self._as_sent = sender(self.action_space)
         self._steps = [env.step for env in self._envs]
 
-    def begin(self, first: Array) -> None:
+    def begin(self, first: Leaves) -> None:
         """Start every environment's current episode."""
-        self._write([self._reset(position) for position in range(self.num_envs)], first)
+        self._write([self._reset(position) for position in range(self.num_envs)], first["obs"])
 
-    def restore(self, live: Sequence[LiveEpisode], first: Array) -> None:
+    def restore(self, live: Sequence[LiveEpisode], first: Leaves) -> None:
         """Replay every live episode to where its journal ends."""
         observations = []
         for position, episode in enumerate(live):
-            self._episode[position] = episode.episode
+            self._episode[position], self._step[position] = episode.episode, len(episode.actions)
             if episode.seed != self._seed_of(self._indices[position], episode.episode):
                 raise ReplayError(
                     f"env {episode.env_index}, episode {episode.episode}: the journal's seed {episode.seed} is not the "
                     f"seed tree's; the journal belongs to a run with another seed"
                 )
             obs = self._reset(position)
-            for count, action in enumerate(episode.actions.copy()):  # an environment may change what it is sent
+            for count, action in enumerate(self._as_sent(episode.actions.copy())):  # it may change what it is sent
                 try:
                     obs, _, terminated, truncated, _ = self._steps[position](action)
                 except Exception as error:
@@ -77,18 +81,21 @@ class SerialEnvs:
                         f"(see headrace check)"
                     )
             observations.append(obs)
-        self._write(observations, first)
+        self._write(observations, first["obs"])
 
-    def step(self, actions: Array, row: Row, final: FinalObs) -> None:
+    def step(self, row: Row, final: FinalObs) -> None:
         """One step of every environment; an ended episode is followed by the first observation of the next."""
         observations: list[Any] = []
         rewards: list[Any] = []
         row.terminated.fill(False)
         row.truncated.fill(False)
         row.valid.fill(True)
+        row.episode[:] = self._episode
+        row.step[:] = self._step
+        self._step += 1
         position = 0
         try:
-            for step, action in zip(self._steps, actions, strict=True):
+            for step, action in zip(self._steps, self._as_sent(row.action), strict=True):
                 obs, reward, terminated, truncated, _ = step(action)
                 rewards.append(reward)
                 if terminated or truncated:
@@ -96,8 +103,9 @@ class SerialEnvs:
                     row.truncated[position] = truncated
                     if not terminated:
                         self._check(position, obs)
-                        final(position, obs)
+                        final(position, {"obs": obs})
                     self._episode[position] += 1
+                    self._step[position] = 0
                     obs = self._reset(position)
                 observations.append(obs)
                 position += 1
@@ -110,7 +118,7 @@ class SerialEnvs:
         except (TypeError, ValueError) as error:
             bad = next(i for i, reward in enumerate(rewards) if not _is_number(reward))
             raise EnvFailure(bad, f"returned the reward {rewards[bad]!r}, expected a number") from error
-        self._write(observations, row.next_obs)
+        self._write(observations, row.next_obs["obs"])
 
     def close(self) -> None:
         """Close every environment, whatever the others do."""
@@ -126,7 +134,7 @@ class SerialEnvs:
             raise failed
 
     def _reset(self, position: int) -> Any:
-        seed = self._seed_of(self._indices[position], self._episode[position])
+        seed = self._seed_of(self._indices[position], int(self._episode[position]))
         try:
             obs, _ = self._envs[position].reset(seed=seed)
         except Exception as error:

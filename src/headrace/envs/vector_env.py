@@ -1,11 +1,13 @@
-"""The contract between an actor and whatever steps B environments for it, and its one normal form.
+"""The contract between an actor and the B environments of its shard, and the common format of their rows.
 
     begin(first) -> obs of row 0
-    step(actions, row, final) -> reward, flags, valid of this row; obs of the next one; a call of final() per truncation
+    step(row, final) -> reads the row's actions; writes reward, flags, valid, episode and step of this row, and the
+                        observations of the next one; one call of final() per truncation
 
-The normal form, whatever the source's own autoreset does: a row of an environment holds a real transition, or it is
-marked invalid and nobody trains on it or counts it. A source whose reset takes a step of its own (`skips_rows`) marks
-that step invalid. `final(b, obs)` hands over the observation in which a truncated (and not terminated) episode was cut.
+The common format, whatever the source's own autoreset does: a row of an environment holds a real transition, or it is
+marked invalid and is neither trained on nor counted. A source whose reset takes a step of its own (`skips_rows`) marks
+that step invalid; such a row has the number of the episode to come and step 0. `final(b, obs)` hands over the
+observation in which a truncated (and not terminated) episode was cut.
 
 Does not know slabs' lifetimes, policies or seeds' origin.
 """
@@ -19,10 +21,10 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from headrace.memory.slab import Row
-from headrace.memory.spaces import Space
+from headrace.memory.spaces import Leaves, Space
 
 Array = npt.NDArray[Any]
-FinalObs = Callable[[int, Any], None]
+FinalObs = Callable[[int, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class LiveEpisode:
     env_index: int
     episode: int
     seed: int
-    actions: Array  # [steps so far, ...] as sent to the environment
+    actions: Array  # [steps so far, ...] as slabs hold them (see `actions` for what the environment is sent)
 
 
 class EnvFailure(Exception):  # noqa: N818
@@ -52,16 +54,16 @@ class VectorEnv(Protocol):
     action_space: Space
     skips_rows: bool
 
-    def begin(self, first: Array) -> None:
+    def begin(self, first: Leaves) -> None:
         """Start every environment's first episode and write the observations."""
         ...
 
-    def restore(self, live: Sequence[LiveEpisode], first: Array) -> None:
+    def restore(self, live: Sequence[LiveEpisode], first: Leaves) -> None:
         """Bring every environment into the middle of an episode by replaying it; refused where it can't be."""
         ...
 
-    def step(self, actions: Array, row: Row, final: FinalObs) -> None:
-        """Take one step in every environment. `actions` are as the environment wants them (see `actions`)."""
+    def step(self, row: Row, final: FinalObs) -> None:
+        """Take one step in every environment, with the row's actions."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Episode statistics, accumulated by us from committed slabs: they do not depend on anybody's info dict.
+"""Episode statistics, accumulated from committed slabs: they do not depend on info dicts.
 
     batch in env order -> finished episodes (id, return, length, how it ended), ordered by row, then environment
                        -> the mean over the last `window` of them (SB3's ep_rew_mean)
@@ -9,11 +9,14 @@ Does not know files or views.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from headrace.memory.slab import Slab
 
 Array = npt.NDArray[Any]
 
@@ -64,6 +67,23 @@ class EpisodeStatistics:
         self._length[envs] = count + (valid & running).sum(0)
         self._recent.extend((one.total_reward, one.length) for one in done)
         self.finished += len(done)
+        return done
+
+    def add_slabs(self, slabs: Sequence[tuple[range, Slab]]) -> list[Finished]:
+        """Take in slabs with their env indices; of a shard's slabs one after the other, in the order given."""
+        done: list[Finished] = []
+        rest = list(slabs)
+        while rest:
+            layer: dict[int, tuple[range, Slab]] = {}
+            for envs, slab in rest:
+                layer.setdefault(envs.start, (envs, slab))
+            now = [layer[start] for start in sorted(layer)]
+            columns = np.concatenate([np.arange(envs.start, envs.stop) for envs, _ in now])
+            fields = ("reward", "terminated", "truncated", "valid", "episode")
+            done += self.add(
+                **{name: np.concatenate([slab.arrays[name] for _, slab in now], 1) for name in fields}, columns=columns
+            )
+            rest = [one for one in rest if one[1] is not layer[one[0].start][1]]
         return done
 
     def means(self) -> tuple[float, float] | None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.errors import EnvError, NumericsError
 from headrace.memory.slab import Row
-from headrace.memory.spaces import shape_of
+from headrace.memory.spaces import Leaves, empty_leaves, shape_of
 
 Array = npt.NDArray[Any]
 
@@ -48,19 +48,18 @@ class Evaluated:
 
 def evaluate(
     envs: VectorEnv,
-    act: Callable[[Array, int, Array], None],
-    as_sent: Callable[[Array], Array],
+    act: Callable[[Leaves, int, Array], None],
     n_episodes: int,
     callback: Callable[[int], None] | None = None,
 ) -> Evaluated:
     """Play `n_episodes`. act(obs, row number, out) writes the actions; callback gets the episodes done so far."""
     n = envs.num_envs
     targets = np.array([(n_episodes + i) // n for i in range(n)])
-    space, actions = envs.observation_space, envs.action_space
-    obs = np.empty((n, *shape_of(space)), space.dtype)
-    following = np.empty_like(obs)
-    action = np.empty((n, *shape_of(actions)), actions.dtype)
-    row = Row(obs, action, np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool), np.ones(n, bool), following)
+    obs, following = empty_leaves(envs.observation_space, n), empty_leaves(envs.observation_space, n)
+    action = np.empty((n, *shape_of(envs.action_space)), envs.action_space.dtype)
+    terminated, truncated, valid = np.zeros((3, n), bool)
+    episode, step = np.zeros((2, n), np.int64)
+    row = Row(obs, action, np.zeros(n, np.float32), terminated, truncated, valid, episode, step, following)
     total, length, played = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64)
     result = Evaluated([], [])
     number = 0
@@ -68,10 +67,10 @@ def evaluate(
         envs.begin(obs)
         while (played < targets).any():
             act(obs, number, action)
-            envs.step(as_sent(action), row, _ignore)
+            envs.step(row, _ignore)
             _require_finite(row.reward, "reward", played, length)
-            if following.dtype.kind == "f":
-                _require_finite(following, "observation that followed", played, length)
+            for leaf in following.values():
+                _require_finite(leaf, "observation that followed", played, length)
             total += row.reward * row.valid
             length += row.valid
             for env in np.flatnonzero((row.terminated | row.truncated) & row.valid):
@@ -82,7 +81,8 @@ def evaluate(
                         callback(len(result.returns))
                 played[env] += 1
                 total[env], length[env] = 0.0, 0
-            obs[...] = following
+            for name, leaf in following.items():
+                obs[name][...] = leaf
             number += 1
     except EnvFailure as failure:
         raise EnvError(f"{_place(failure.position, played, length)}: the environment {failure.reason}") from (
@@ -92,7 +92,7 @@ def evaluate(
 
 
 def _require_finite(values: Array, what: str, played: Array, length: Array) -> None:
-    finite = np.isfinite(values)
+    finite = np.isfinite(values)  # of whole numbers, all are
     if not finite.all():
         bad = int(np.argmin(finite.reshape(len(values), -1).all(1)))
         raise NumericsError(f"{_place(bad, played, length)}: the {what} is {values[bad].tolist()}; expected numbers")

@@ -17,20 +17,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import mean, median, pstdev
 
-import numpy as np
-
 from headrace.clock import now_s
-from headrace.envs.actions import sender
+from headrace.collecting.plan import build_envs
+from headrace.collecting.topology import Choice, Topology, TopologyConfig, resolve
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.errors import HeadraceError
 from headrace.launch.rehearsal import Rehearsal
-from headrace.launch.shard import ShardPlan, build_envs
-from headrace.launch.topology import Choice, Topology, TopologyConfig, resolve
 from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab, slab_bytes
-from headrace.memory.spaces import Space, shape_of
+from headrace.memory.spaces import Space, empty_leaves
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +74,7 @@ def survey(
     replayed_shards: int | None = None,
 ) -> Survey:
     """Build one environment, look at its spaces, settle the topology. `rehearsed` is asked if it matters."""
-    envs = build_envs(ShardPlan(spec, range(1), seed))
+    envs = build_envs(spec, range(1), seed)
     try:
         observation, action = envs.observation_space, envs.action_space
 
@@ -192,7 +189,7 @@ def _measured(spec: EnvSpec, seed: int, envs: VectorEnv) -> Measured:
     typical, spread = median(times), pstdev(times) / mean(times)
     if typical < _CHEAP_S or spec.is_vector():
         return Measured(typical, spread, 1.0)
-    other = build_envs(ShardPlan(spec, range(1, 2), seed))
+    other = build_envs(spec, range(1, 2), seed)
     beside: list[float] = []
 
     def step_beside() -> None:
@@ -219,15 +216,13 @@ def _stepped(envs: VectorEnv, budget_s: float) -> list[float]:
     """Seconds of each step taken within the budget, at least three of them, without the first."""
     schema = rollout_schema(envs.observation_space, envs.action_space, 1, envs.num_envs)
     row = Slab(schema, HeapSegment(slab_bytes(schema)).buffer).rows[0]
-    first = np.empty((envs.num_envs, *shape_of(envs.observation_space)), envs.observation_space.dtype)
-    envs.begin(first)
+    envs.begin(empty_leaves(envs.observation_space, envs.num_envs))
     row.action[...] = 0
-    actions = sender(envs.action_space)(row.action)
     times: list[float] = []
     begun = now_s()
     while now_s() - begun < budget_s or len(times) < 4:
         before = now_s()
-        envs.step(actions, row, lambda env, obs: None)
+        envs.step(row, lambda env, obs: None)
         times.append(now_s() - before)
     return times[1:]
 

@@ -10,22 +10,24 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from headrace.clock import now_s
-from headrace.inference.local import LocalInference, plausible
-from headrace.inference.threads import torch_threads
+from headrace.collecting.topology import TopologyConfig
+from headrace.inference.local import LocalInference
+from headrace.inference.self_test import plausible
+from headrace.learning.algorithm import Algorithm, Moment
 from headrace.learning.batch import Batch, assemble
-from headrace.learning.config import PpoConfig
-from headrace.learning.learner import Learner
+from headrace.learning.config import AlgorithmConfig
 from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab, slab_bytes
-from headrace.memory.spaces import Space, shape_of
+from headrace.memory.spaces import Space, leaves_of, shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module
+from headrace.policies.threads import torch_threads
 from headrace.policies.tiles import default_tile
 from headrace.weights.flat import FlatParameters
 
@@ -42,25 +44,33 @@ class Rehearsal:
 
 
 def rehearse(
-    module: Module, observation: Space, action: Space, n_envs: int, tile: int, config: PpoConfig, is_learning: bool
+    module: Module,
+    observation: Space,
+    action: Space,
+    place: TopologyConfig,
+    tile: int,
+    config: AlgorithmConfig,
+    build_algorithm: Callable[[AlgorithmConfig, FlatParameters, int], Algorithm] | None,
 ) -> Rehearsal:
-    """Time a copy of the policy. `is_learning` says that the updates are ours; a user's own learner is not known."""
-    module = copy.deepcopy(module)
+    """Time a copy of the policy. Without `build_algorithm` the updates are not ours, and their time is not known."""
+    module, n_envs = copy.deepcopy(module), place.n_envs
     policy = as_policy(module)
     inference = LocalInference(module, observation, action, tile or default_tile(n_envs, policy.largest_tile))
-    batch = _made_up(observation, action, n_envs, min(config.n_steps, math.ceil(config.batch_size / n_envs)))
+    batch = _made_up(observation, action, n_envs, min(place.n_steps, math.ceil(config.batch_size / n_envs)))
     noise = np.zeros((n_envs, policy.noise.width), np.float32)
     out = np.zeros((n_envs, *shape_of(action)), action.dtype)
+    first = {name: leaf[0] for name, leaf in batch.leaves.items()}
     with torch_threads(1):
-        act_s = _fastest(lambda: inference.act(batch.obs[0], noise, out))
-    if not is_learning:
-        return Rehearsal(config.n_steps, act_s)
-    learner = Learner(FlatParameters(module), replace(config, n_epochs=1, target_kl=None), np.random.default_rng)
-    minibatches = config.n_epochs * config.n_steps * n_envs / batch.steps
-    with torch_threads(config.learner_threads):
-        targets = learner.targets(batch, 0)
-        once_s = _fastest(lambda: learner.update(batch, targets, 0, 1.0))
-    return Rehearsal(config.n_steps, act_s, minibatches * once_s)
+        act_s = _fastest(lambda: inference.act(first, noise, out))
+    if build_algorithm is None:
+        return Rehearsal(place.n_steps, act_s)
+    quick, passes = config.quick()
+    algorithm = build_algorithm(quick, FlatParameters(module), 0)
+    actor = copy.deepcopy(module)
+    moment = Moment(0, 0, True, 1.0, lambda version: actor)
+    with torch_threads(algorithm.threads):
+        once_s = _fastest(lambda: algorithm.learn(batch, moment))
+    return Rehearsal(place.n_steps, act_s, passes * once_s * place.n_steps * n_envs / batch.steps)
 
 
 def _made_up(observation: Space, action: Space, n_envs: int, rows: int) -> Batch:
@@ -68,10 +78,10 @@ def _made_up(observation: Space, action: Space, n_envs: int, rows: int) -> Batch
     schema = rollout_schema(observation, action, rows, n_envs)
     batch = assemble([Slab(schema, HeapSegment(slab_bytes(schema)).buffer)])
     rng = np.random.default_rng(0)
-    for name, space in (("obs", observation), ("action", action)):
-        values = getattr(batch, name)
+    columns = [(batch.action, action), *((batch.leaves[name], leaf) for name, leaf in leaves_of(observation).items())]
+    for values, space in columns:
         values[...] = plausible(space, rng, rows * n_envs).reshape(values.shape)
-        if name == "action" and hasattr(space, "start"):  # slabs hold choices from 0 on
+        if values is batch.action and hasattr(space, "start"):  # slabs hold choices from 0 on
             values -= np.asarray(space.start).reshape(shape_of(space)).astype(values.dtype)
     for name in ("reward", "log_prob", "value", "bootstrap_value", "last_value"):
         getattr(batch, name)[...] = 0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.compiler import compiled, summing
+from headrace.errors import NumericsError
 
 Array = npt.NDArray[Any]
 
@@ -43,6 +44,17 @@ class Adam:
         step, eps = learning_rate * root / correction_1, self._eps * root
         numbers = (scale, self._beta_1, self._beta_2, step, eps)
         _step(self._vector, self._gradient, *self._moments, *(np.float32(number) for number in numbers))
+
+    def clipped_step(self, learning_rate: float, max_grad_norm: float) -> float:
+        """A step against the gradient, shortened to max_grad_norm; returns its length before. NaN is never applied."""
+        norm = self.gradient_norm()
+        if not np.isfinite(norm):
+            raise NumericsError(
+                f"the gradient is not finite (norm {norm}) after {self._steps} minibatches; the parameters "
+                f"are untouched. Lower learning_rate or check the scale of rewards and observations"
+            )
+        self.step(learning_rate, max_grad_norm / (norm + 1e-6) if norm > max_grad_norm else 1.0)
+        return norm
 
     def tensors(self) -> dict[str, Tensor]:
         """The state by torch's names; empty before the first step."""

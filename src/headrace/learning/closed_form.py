@@ -1,4 +1,4 @@
-"""The plain MLP's gradients, derived by hand: the fast path of `ppo.AutogradGradients`, proved equal to it by tests.
+"""The plain MLP's gradients, derived by hand: the fast path of `AutogradGradients`, proved equal to it by tests.
 
     x -> tower -> head, loss and dL/dhead in one compiled pass over the rows -> back through the tower -> flat gradient
 
@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from headrace.compiler import compiled
-from headrace.learning.ppo import Coefficients, Rows, Terms
+from headrace.learning.ppo_loss import Coefficients, Minibatch, Rows, Terms
 from headrace.learning.towers import Memory, Tower
 from headrace.policies.distributions import HALF_LOG_2PI, Categorical, DiagonalGaussian
 from headrace.policies.kernels import head
-from headrace.policies.networks import MlpPolicy
-from headrace.policies.policy import Evaluation
+from headrace.policies.networks import MlpPolicy, as_policy
+from headrace.policies.policy import Evaluation, Evaluator
 from headrace.weights.flat import FlatParameters
 
 Array = npt.NDArray[Any]
@@ -41,8 +41,28 @@ class ClosedFormGradients:
     """Writes the same gradient as autograd would, up to rounding."""
 
     def __init__(self, flat: FlatParameters) -> None:
-        module = flat.module
-        assert isinstance(module, MlpPolicy)
+        assert isinstance(flat.module, MlpPolicy)
+        self._flat, self._module = flat, flat.module
+        self._bound: dict[int, _Passes] = {}  # by the buffer that the gradient goes to
+
+    def minibatch(self, rows: Rows, index: Tensor, coefficients: Coefficients) -> Minibatch:
+        """The minibatch's advantages."""
+        numbers = rows.advantage.numpy(), rows.weight.numpy(), index.numpy()
+        advantage = _picked(*numbers, coefficients.normalize_advantage)
+        return Minibatch(rows, index, torch.from_numpy(advantage), coefficients)
+
+    @torch.no_grad()
+    def __call__(self, minibatch: Minibatch, start: int, stop: int, out: Tensor) -> Terms:
+        passes = self._bound.get(out.data_ptr())
+        if passes is None:
+            passes = self._bound[out.data_ptr()] = _Passes(self._module, self._flat.views(out))
+        return passes(minibatch, start, stop)
+
+
+class _Passes:
+    """Both towers there and back, into one buffer."""
+
+    def __init__(self, module: MlpPolicy, gradients: dict[str, Tensor]) -> None:
         self._encode = module.encode
         memory = _memory(module)
         self._actor, self._critic = (
@@ -50,27 +70,24 @@ class ClosedFormGradients:
                 layers,
                 module.activation,
                 memory,
-                [
-                    (flat.gradients[f"{name}.{i}.weight"], flat.gradients[f"{name}.{i}.bias"])
-                    for i in range(len(layers))
-                ],
+                [(gradients[f"{name}.{i}.weight"], gradients[f"{name}.{i}.bias"]) for i in range(len(layers))],
             )
             for name, layers in (("actor", module.actor), ("critic", module.critic))
         )
         self._log_std = None if module.log_std is None else module.log_std.detach().numpy()
-        self._d_log_std = None if module.log_std is None else flat.gradients["log_std"].numpy()
+        self._d_log_std = None if module.log_std is None else gradients["log_std"].numpy()
         self._terms = np.zeros(8)
 
-    @torch.no_grad()
-    def __call__(self, rows: Rows, index: Tensor, c: Coefficients) -> Terms:
+    def __call__(self, minibatch: Minibatch, start: int, stop: int) -> Terms:
+        rows, c, n = minibatch.rows, minibatch.coefficients, len(minibatch.picked)
+        index = minibatch.picked[start:stop]
         x = self._encode(rows.obs.index_select(0, index))
-        picked = index.numpy()
-        action, old_log_prob, old_value, advantage, returns, weight = (tensor.numpy() for tensor in rows[1:])
-        advantage = _picked(advantage, weight, picked, c.normalize_advantage)
+        picked, advantage = index.numpy(), minibatch.advantage.numpy()[start:stop]
+        action, old_log_prob, old_value, _, returns, _ = (tensor.numpy() for tensor in rows[1:])
         actor, critic, terms = self._actor, self._critic, self._terms
 
         hidden = actor.forward(x)
-        numbers = (picked, old_log_prob, advantage, c.clip_range, c.ent_coef)
+        numbers = (picked, n, old_log_prob, advantage, c.clip_range, c.ent_coef)
         places = (actor.head_weight, actor.head_bias, actor.d_hidden(), actor.d_head_weight, actor.d_head_bias, terms)
         if self._log_std is None or self._d_log_std is None:
             _categorical(hidden, action, *numbers, *places)
@@ -81,7 +98,7 @@ class ClosedFormGradients:
         hidden = critic.forward(x)
         clip_range_vf = math.inf if c.clip_range_vf is None else c.clip_range_vf
         value_loss = _value(
-            hidden, picked, returns, old_value, clip_range_vf, c.vf_coef,
+            hidden, picked, n, returns, old_value, clip_range_vf, c.vf_coef,
             critic.head_weight, critic.head_bias, critic.d_hidden(), critic.d_head_weight, critic.d_head_bias,
         )  # fmt: skip
         critic.backward()
@@ -89,6 +106,22 @@ class ClosedFormGradients:
         policy_loss, entropy_loss, *measures = terms[:6].tolist()
         loss = policy_loss + c.ent_coef * entropy_loss + c.vf_coef * value_loss
         return Terms(loss, policy_loss, value_loss, entropy_loss, *measures)
+
+
+class Evaluators:
+    """How a module's log-probabilities are computed for completion: as training does, so that the first ratio is 1."""
+
+    def __init__(self, is_closed_form: bool = True) -> None:
+        self._is_closed_form = is_closed_form
+        self._made: dict[int, tuple[nn.Module, Evaluator]] = {}
+
+    def of(self, module: nn.Module) -> Evaluator:
+        """The evaluator of a module; made once, it reads parameters in place."""
+        if id(module) not in self._made:
+            is_closed = self._is_closed_form and supports(module)
+            evaluator = ClosedFormEvaluator(module) if is_closed else as_policy(module)  # type: ignore[arg-type]
+            self._made[id(module)] = (module, evaluator)
+        return self._made[id(module)][1]
 
 
 class ClosedFormEvaluator:
@@ -179,19 +212,19 @@ def _back_through_head(r: int, d: Array, hidden: Array, weight: Array, d_hidden:
 
 @compiled
 def _categorical(
-    hidden: Array, action: Array, index: Array, old_log_prob: Array, advantage: Array, clip_range: float,
+    hidden: Array, action: Array, index: Array, n: int, old_log_prob: Array, advantage: Array, clip_range: float,
     ent_coef: float, weight: Array, bias: Array, d_hidden: Array, d_weight: Array, d_bias: Array, terms: Array,
 ) -> None:  # fmt: skip
     """d log p(a) = onehot(a) - p and dH = -p (log p + H), row by row from the hidden activations."""
-    n, choices = len(index), len(bias)
-    logits = np.empty((n, choices), np.float32)
+    rows, choices = len(index), len(bias)
+    logits = np.empty((rows, choices), np.float32)
     head(hidden, weight, bias, logits)
     log_p, p = np.empty(choices), np.empty(choices)
     d = np.empty(choices, np.float32)
     d_weight[:] = 0
     d_bias[:] = 0
     terms[:] = 0
-    for r in range(n):
+    for r in range(rows):
         largest = logits[r, 0]
         for i in range(1, choices):
             largest = max(largest, logits[r, i])
@@ -217,13 +250,13 @@ def _categorical(
 
 @compiled
 def _gaussian(
-    hidden: Array, action: Array, log_std: Array, d_log_std: Array, index: Array, old_log_prob: Array,
+    hidden: Array, action: Array, log_std: Array, d_log_std: Array, index: Array, n: int, old_log_prob: Array,
     advantage: Array, clip_range: float, ent_coef: float, weight: Array, bias: Array, d_hidden: Array,
     d_weight: Array, d_bias: Array, terms: Array,
 ) -> None:  # fmt: skip
     """d log p(a) = (a - mean) / std² by the mean and ((a - mean) / std)² - 1 by log_std; the entropy is in log_std."""
-    n, size = len(index), len(bias)
-    means = np.empty((n, size), np.float32)
+    rows, size = len(index), len(bias)
+    means = np.empty((rows, size), np.float32)
     head(hidden, weight, bias, means)
     scaled, inverse_std = np.empty(size), np.exp(-log_std.astype(np.float64))
     d, sums = np.empty(size, np.float32), np.zeros(size)
@@ -231,7 +264,7 @@ def _gaussian(
     d_weight[:] = 0
     d_bias[:] = 0
     terms[:] = 0
-    for r in range(n):
+    for r in range(rows):
         squares = 0.0
         for i in range(size):
             scaled[i] = (action[index[r], i] - means[r, i]) * inverse_std[i]
@@ -243,25 +276,25 @@ def _gaussian(
             sums[i] -= gain * (scaled[i] * scaled[i] - 1)
         _back_through_head(r, d, hidden, weight, d_hidden, d_weight)
     for i in range(size):
-        d_log_std[i] = sums[i] / n - ent_coef
+        d_log_std[i] = sums[i] / n - ent_coef * (rows / n)
     terms[:5] /= n
-    terms[1] = -(constant + 0.5 * size)
+    terms[1] = -(constant + 0.5 * size) * (rows / n)
 
 
 @compiled
 def _value(
-    hidden: Array, index: Array, returns: Array, old_value: Array, clip_range_vf: float, vf_coef: float,
+    hidden: Array, index: Array, n: int, returns: Array, old_value: Array, clip_range_vf: float, vf_coef: float,
     weight: Array, bias: Array, d_hidden: Array, d_weight: Array, d_bias: Array,
 ) -> float:  # fmt: skip
     """SB3's value loss (no factor one half); a value that moved too far counts as clipped and has no gradient."""
-    n = len(index)
-    values = np.empty((n, 1), np.float32)
+    rows = len(index)
+    values = np.empty((rows, 1), np.float32)
     head(hidden, weight, bias, values)
     d = np.empty(1, np.float32)
     d_weight[:] = 0
     d_bias[:] = 0
     total = 0.0
-    for r in range(n):
+    for r in range(rows):
         value, old = values[r, 0], old_value[index[r]]
         moved = value - old
         is_clipped = abs(moved) > clip_range_vf

@@ -1,10 +1,14 @@
-"""PPO's options, with SB3's names, meanings and defaults. Imports no torch: the command line reads it first."""
+"""The algorithms' options, PPO's with SB3's names, meanings and defaults. Imports no torch: the command line reads it.
+
+An algorithm's config has a `name`, says whether it takes rollouts that are older than max_lag (`admits_late`), and how
+to time it on a small batch (`quick`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from headrace.errors import UsageError, require_types
 
@@ -15,10 +19,10 @@ Schedule = float | str | Callable[[float], float]  # what Python takes; a comman
 class PpoConfig:
     """PPO. A schedule is a number, or lin_X for X falling linearly to 0 (in Python also a function)."""
 
+    name: ClassVar[str] = "ppo"
+
     learning_rate: float | str = 3e-4
     """Adam's step size; a schedule."""
-    n_steps: int = 2048
-    """Rows per rollout: steps of each environment between two updates."""
     batch_size: int = 64
     """Size of a minibatch (SB3's meaning; CleanRL calls the whole rollout so)."""
     n_epochs: int = 10
@@ -52,7 +56,7 @@ class PpoConfig:
     """Torch threads of the learner. Part of the run's identity: another count may give other bits."""
 
     def __post_init__(self) -> None:
-        whole = ("n_steps", "batch_size", "n_epochs", "learner_threads")
+        whole = ("batch_size", "n_epochs", "learner_threads")
         numbers = ("gamma", "gae_lambda", "clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "late_clip")
         require_types(self, {int: whole, float: numbers})
         for name in whole:
@@ -76,6 +80,65 @@ class PpoConfig:
             raise UsageError(f"gradients: expected auto, autograd or closed_form, got {self.gradients!r}")
         for name in ("learning_rate", "clip_range", "ent_coef"):
             schedule(name, getattr(self, name))
+
+    @property
+    def admits_late(self) -> bool:
+        """Whether rollouts older than max_lag are learned from, with a correction."""
+        return self.late != "reject"
+
+    def quick(self) -> tuple[Self, int]:
+        """The same with one pass over the rows, and how many passes there are."""
+        return replace(self, n_epochs=1, target_kl=None), self.n_epochs
+
+
+@dataclass(frozen=True)
+class ImpalaConfig:
+    """Actor-critic with V-trace (IMPALA's loss): one pass over each batch, late rows corrected."""
+
+    name: ClassVar[str] = "impala"
+
+    learning_rate: float | str = 1e-3
+    """Adam's step size; a schedule."""
+    batch_size: int = 256
+    """Size of a minibatch; each row is learned from once."""
+    gamma: float = 0.99
+    """Discount."""
+    gae_lambda: float = 1.0
+    """How far V-trace's targets look ahead; 1 as in the paper."""
+    late_clip: float = 1.0
+    """Where the ratios of the present policy to the one that acted are truncated (the paper's rho and c)."""
+    ent_coef: float | str = 0.01
+    """Weight of the entropy bonus; a schedule."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients longer than this are shortened to it."""
+    learner_threads: int = 1
+    """Torch threads of the learner. Part of the run's identity: another count may give other bits."""
+    admits_late: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        numbers = ("gamma", "gae_lambda", "late_clip", "vf_coef", "max_grad_norm")
+        require_types(self, {int: ("batch_size", "learner_threads"), float: numbers})
+        for name in ("batch_size", "learner_threads"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}: expected a whole number of at least 1, got {getattr(self, name)!r}")
+        for name in ("gamma", "gae_lambda"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise UsageError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)!r}")
+        for name in ("late_clip", "max_grad_norm"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name}: expected more than 0, got {getattr(self, name)!r}")
+        for name in ("learning_rate", "ent_coef"):
+            schedule(name, getattr(self, name))
+
+    def quick(self) -> tuple[Self, int]:
+        """It is one pass."""
+        return self, 1
+
+
+AlgorithmConfig = PpoConfig | ImpalaConfig
+ALGORITHMS: dict[str, type[PpoConfig] | type[ImpalaConfig]] = {"ppo": PpoConfig, "impala": ImpalaConfig}
 
 
 def schedule(name: str, value: Schedule) -> Callable[[float], float]:

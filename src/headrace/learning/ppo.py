@@ -1,107 +1,214 @@
-"""PPO's loss, and how its gradients reach the flat vector. Pure: tensors in, tensors out.
+"""PPO: a batch in, changed parameters out.
 
-    Rows (a minibatch) --policy.evaluate--> ppo_loss --autograd--> flat gradient, Terms
+    batch -> completion with the policy that acted -> targets (advantages; corrections of late rows)
+          -> epochs of minibatches: gradients -> finite? -> clip -> Adam, all on one flat vector
 
-`AutogradGradients` is the reference and takes any policy; `learning/closed_form` is the same for the plain MLP, faster.
-Does not know epochs, optimisers or schedules.
+A partial last minibatch is trained, as SB3 does. Gradients come from a function over a range of a minibatch's rows into
+a given buffer, so that a minibatch may be computed in pieces. Parameters never become NaN: a gradient that is not
+finite stops the run before it is applied. Does not know slabs, rings, publishing or where the batch was collected.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.policies.networks import as_policy
-from headrace.policies.policy import Evaluation
+from headrace.clock import now_s
+from headrace.envs.seeds import Purpose, sequence
+from headrace.errors import UsageError
+from headrace.learning.adam import Adam
+from headrace.learning.advantages import gae, vtrace
+from headrace.learning.algorithm import Moment
+from headrace.learning.batch import Array, Batch, complete, flat_rows
+from headrace.learning.closed_form import ClosedFormGradients, Evaluators, supports
+from headrace.learning.config import PpoConfig, schedule
+from headrace.learning.ppo_loss import AutogradGradients, Coefficients, Gradients, Rows, Terms
+from headrace.policies.policy import Evaluator
 from headrace.weights.flat import FlatParameters
 
 
-class Rows(NamedTuple):
-    """What acting and completion left behind, and what advantages made of it: a whole batch, or a minibatch of it."""
+class Targets(NamedTuple):
+    """What PPO trains on, [T, N]: advantages, value targets, and the policy that ratios are clipped against."""
 
-    obs: Tensor
-    action: Tensor
-    log_prob: Tensor
-    value: Tensor
-    advantage: Tensor
-    returns: Tensor
-    weight: Tensor  # of a row in the policy's loss: 1, or less where another policy than the clipped one acted
+    advantage: Array
+    returns: Array
+    log_prob: Array
+    weight: Array
+    value: Array | None = None  # what clip_range_vf clips around; None: the batch's own
 
 
-class Coefficients(NamedTuple):
-    """The loss's numbers for one update."""
+class Ppo:
+    """PPO over a flat parameter vector."""
 
-    clip_range: float
-    clip_range_vf: float | None
-    ent_coef: float
-    vf_coef: float
-    normalize_advantage: bool
-
-
-class Terms(NamedTuple):
-    """What is reported of a minibatch."""
-
-    loss: float
-    policy_gradient_loss: float
-    value_loss: float
-    entropy_loss: float
-    approx_kl: float
-    old_approx_kl: float
-    clip_fraction: float
-    ratio_error: float  # max |ratio - 1|: 0 up to rounding in an update's first minibatch
-
-
-class Gradients(Protocol):
-    """Fills the flat gradient for one minibatch: the rows that `index` picks."""
-
-    def __call__(self, rows: Rows, index: Tensor, coefficients: Coefficients, /) -> Terms: ...
-
-
-def normalized(advantage: Tensor) -> Tensor:
-    """Zero mean, unit variance; a single row stays as it is."""
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8) if len(advantage) > 1 else advantage
-
-
-def ppo_loss(now: Evaluation, rows: Rows, c: Coefficients) -> tuple[Tensor, Terms]:
-    """The clipped surrogate, SB3's value loss (no factor one half) and the entropy bonus; with what to report."""
-    advantage = normalized(rows.advantage) if c.normalize_advantage else rows.advantage
-    advantage = advantage * rows.weight
-    log_ratio = now.log_prob - rows.log_prob
-    ratio = log_ratio.exp()
-    policy_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - c.clip_range, 1 + c.clip_range)).mean()
-    value = now.value
-    if c.clip_range_vf is not None:
-        value = rows.value + (value - rows.value).clamp(-c.clip_range_vf, c.clip_range_vf)
-    value_loss = (rows.returns - value).square().mean()
-    entropy_loss = -now.entropy.mean()
-    loss = policy_loss + c.ent_coef * entropy_loss + c.vf_coef * value_loss
-    with torch.no_grad():
-        change = (ratio - 1).abs()
-        reported = (
-            loss,
-            policy_loss,
-            value_loss,
-            entropy_loss,
-            ((ratio - 1) - log_ratio).mean(),
-            -log_ratio.mean(),
-            (change > c.clip_range).float().mean(),
-            change.max(),
+    def __init__(self, flat: FlatParameters, config: PpoConfig, seed: int) -> None:
+        self._flat, self._config, self._seed = flat, config, seed
+        self._gradients = _choose_gradients(flat, config)
+        is_closed = isinstance(self._gradients, ClosedFormGradients)
+        self._evaluators = Evaluators(is_closed)
+        self._learning_rate = schedule("learning_rate", config.learning_rate)
+        self._clip_range = schedule("clip_range", config.clip_range)
+        self._ent_coef = schedule("ent_coef", config.ent_coef)
+        self._adam = Adam(flat.vector, flat.gradient)
+        self._minibatches_done = 0
+        self.threads = config.learner_threads
+        self.summary = (
+            f"{config.n_epochs} epochs of minibatches of {config.batch_size}, "
+            f"gradients {'closed form' if is_closed else 'autograd'}"
         )
-        return loss, Terms(*torch.stack(reported).tolist())
+
+    def learn(self, batch: Batch, moment: Moment) -> dict[str, float]:
+        """One update; returns what SB3 would log under train/, and where the time went."""
+        started = now_s()
+        complete(batch, lambda version: self._evaluators.of(moment.acted(version)))
+        completed = now_s()
+        targets = self.targets(batch, moment.version, moment.is_present)
+        targeted = now_s()
+        record = self.epochs(batch, targets, moment.update, moment.progress_remaining)
+        return record | {
+            "headrace/time/completion": completed - started,
+            "headrace/time/advantages": targeted - completed,
+            "headrace/time/sgd": now_s() - targeted,
+        }
+
+    def targets(self, batch: Batch, version: int, is_present: bool = True) -> Targets:
+        """What a completed batch teaches; rows that an older version than `version` acted in, by `late`.
+
+        `is_present` says that the module's weights are that version's.
+        """
+        config = self._config
+        arrays = (batch.reward, batch.value, batch.bootstrap_value, batch.terminated, batch.truncated, batch.valid)
+        discounts = (config.gamma, config.gae_lambda)
+        if config.late == "reject" or (is_present and int(batch.version.min()) >= version):
+            advantage, returns = gae(*arrays, batch.last_value, *discounts)
+            return Targets(advantage, returns, batch.log_prob, np.ones_like(batch.log_prob))
+        now = seen_by(batch, self._evaluators.of(self._flat.module))
+        log_ratio = now.log_prob - batch.log_prob
+        if config.late == "weight":
+            advantage, returns = gae(*arrays, batch.last_value, *discounts)
+            weight = np.exp(np.minimum(log_ratio, np.log(np.float32(config.late_clip))))
+            return Targets(advantage, returns, now.log_prob, weight, now.value)
+        values = (batch.reward, now.value, now.bootstrap_value, batch.terminated, batch.truncated, batch.valid)
+        advantage, returns = vtrace(*values, now.last_value, *discounts, log_ratio, config.late_clip)
+        return Targets(advantage, returns, now.log_prob, np.ones_like(batch.log_prob), now.value)
+
+    def epochs(self, batch: Batch, targets: Targets, update: int, progress_remaining: float) -> dict[str, float]:
+        """All epochs over one batch."""
+        config = self._config
+        coefficients = Coefficients(
+            self._clip_range(progress_remaining),
+            config.clip_range_vf,
+            self._ent_coef(progress_remaining),
+            config.vf_coef,
+            config.normalize_advantage,
+        )
+        learning_rate = self._learning_rate(progress_remaining)
+        rows, valid = _rows(batch, targets), valid_rows(batch)
+        generator = shuffling(self._seed, update)
+        seen: list[Terms] = []
+        norms: list[float] = []
+        self._flat.module.train()
+        frozen = self._flat.attach_gradients()
+        for indices in minibatches(valid, config.batch_size, config.n_epochs, generator):
+            minibatch = self._gradients.minibatch(rows, torch.from_numpy(indices), coefficients)
+            terms = self._gradients(minibatch, 0, len(indices), self._flat.gradient)
+            for gradient in frozen:
+                gradient.zero_()
+            seen.append(terms)
+            if config.target_kl is not None and terms.approx_kl > 1.5 * config.target_kl:
+                break
+            norms.append(self._adam.clipped_step(learning_rate, config.max_grad_norm))
+        self._minibatches_done += len(norms)
+        return _summary(seen, norms) | {
+            "train/explained_variance": explained_variance(batch.value[batch.valid], targets.returns[batch.valid]),
+            "headrace/down_weighted": float((targets.weight[batch.valid] < 1.0 - 1e-6).sum()),
+            "train/learning_rate": learning_rate,
+            "train/clip_range": coefficients.clip_range,
+            "train/ent_coef": coefficients.ent_coef,
+            "train/n_updates": float(self._minibatches_done),
+        }
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What the next update depends on besides the parameters."""
+        return {"minibatches_done": self._minibatches_done}, self._adam.tensors()
+
+    def restore(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+        self._minibatches_done = state["minibatches_done"]
+        self._adam.restore(tensors)
 
 
-class AutogradGradients:
-    """The general path: any policy."""
+def shuffling(seed: int, update: int) -> np.random.Generator:
+    """The generator that orders an update's minibatches."""
+    return np.random.Generator(np.random.PCG64(sequence(seed, Purpose.MINIBATCH, update)))
 
-    def __init__(self, flat: FlatParameters) -> None:
-        self._flat = flat
-        self._policy = as_policy(flat.module)
 
-    def __call__(self, rows: Rows, index: Tensor, coefficients: Coefficients) -> Terms:
-        self._flat.gradient.zero_()
-        rows = Rows(*(tensor.index_select(0, index) for tensor in rows))
-        loss, terms = ppo_loss(self._policy.evaluate(rows.obs, rows.action), rows, coefficients)
-        loss.backward()
-        return terms
+def minibatches(rows: Array, batch_size: int, n_epochs: int, generator: np.random.Generator) -> Iterator[Array]:
+    """The rows of every minibatch of all epochs: one permutation of the rows per epoch, from the seed tree."""
+    for _ in range(n_epochs):
+        order = generator.permutation(rows)
+        for start in range(0, len(order), batch_size):
+            yield order[start : start + batch_size]
+
+
+def valid_rows(batch: Batch) -> Array:
+    """The flat indices of rows that hold a step; refused if there are none."""
+    valid = np.flatnonzero(batch.valid)
+    if not len(valid):
+        raise UsageError(
+            f"n_steps={batch.n_steps}: no row of the rollout holds a step (all environments were being reset); "
+            f"use more rows"
+        )
+    return valid
+
+
+def seen_by(batch: Batch, policy: Evaluator) -> Batch:
+    """The batch as the present weights see it; the batch's own numbers stay."""
+    fresh = {
+        name: np.empty_like(getattr(batch, name)) for name in ("log_prob", "value", "bootstrap_value", "last_value")
+    }
+    seen = replace(batch, version=np.zeros_like(batch.version), **fresh)
+    complete(seen, lambda version: policy)
+    return seen
+
+
+def explained_variance(value: Array, returns: Array) -> float:
+    """How much of the returns the values foresaw: 1 is all of it."""
+    variance = float(np.var(returns))
+    return float("nan") if variance == 0 else 1.0 - float(np.var(returns - value)) / variance
+
+
+def _choose_gradients(flat: FlatParameters, config: PpoConfig) -> Gradients:
+    possible = supports(flat.module)
+    if config.gradients == "closed_form" and not possible:
+        raise UsageError(
+            f"gradients=closed_form: expected MlpPolicy with discrete or continuous actions, got "
+            f"{type(flat.module).__name__}; use auto"
+        )
+    return ClosedFormGradients(flat) if possible and config.gradients != "autograd" else AutogradGradients(flat)
+
+
+def _rows(batch: Batch, targets: Targets) -> Rows:
+    n = batch.n_steps * batch.n_envs
+    arrays = (
+        batch.action,
+        targets.log_prob,
+        batch.value if targets.value is None else targets.value,
+        targets.advantage,
+        targets.returns,
+        targets.weight,
+    )
+    return Rows(flat_rows(batch.leaves, n), *(torch.from_numpy(a.reshape(n, *a.shape[2:])) for a in arrays))
+
+
+def _summary(seen: list[Terms], norms: list[float]) -> dict[str, float]:
+    means = dict(zip(Terms._fields, np.mean(seen, axis=0).tolist(), strict=True))
+    del means["ratio_error"]
+    return {f"train/{name}": value for name, value in means.items()} | {
+        "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
+        "headrace/first_ratio_error": seen[0].ratio_error,
+    }

@@ -1,9 +1,9 @@
-"""The ledger: produced = consumed + rejected + discarded, in steps, at every update.
+"""The ledger: produced = consumed + rejected + discarded, at every update.
 
-    a slab is taken -> produced · trained on -> consumed · too old -> rejected · thrown away -> discarded
+    collected -> produced · trained on -> consumed · too old -> rejected · thrown away, and why -> discarded
 
-Sequence numbers are checked here too: a gap is a dropped batch, a repeat is a batch read twice.
-Does not know why a step was rejected; it is told the reason.
+It counts steps of environments, or groups of LLM episodes. Rollouts of a shard are numbered, and numbers are checked
+here: a gap is a dropped batch, a repeat is a batch read twice. Does not decide what is rejected, nor why.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from headrace.errors import LedgerError
 class Ledger:
     """Where every step went."""
 
-    def __init__(self, num_shards: int) -> None:
+    def __init__(self, num_shards: int = 0) -> None:
         self.produced = 0
         self.consumed = 0
         self.rejected = 0
         self.discarded: Counter[str] = Counter()
         self._next_sequence = [0] * num_shards
 
-    def produce(self, shard: int, sequence: int, steps: int) -> None:
-        """A slab of this shard was committed."""
+    def enter(self, shard: int, sequence: int, steps: int) -> None:
+        """A rollout of this shard was taken: its number is checked, its steps are produced."""
         expected = self._next_sequence[shard]
         if sequence != expected:
             what = "a dropped batch" if sequence > expected else "a batch read twice"
             raise LedgerError(f"shard {shard}: expected rollout {expected}, got {sequence}: {what}")
         self._next_sequence[shard] += 1
-        self.produce_amount(steps)
+        self.produce(steps)
 
-    def produce_amount(self, amount: int) -> None:
-        """Something that has no sequence number was produced, such as a group of LLM episodes."""
-        self.produced += amount
+    def produce(self, steps: int) -> None:
+        """Steps that were collected."""
+        self.produced += steps
 
     def consume(self, steps: int) -> None:
         """Steps that the learner trained on."""
@@ -51,11 +51,15 @@ class Ledger:
 
     def check(self) -> None:
         """Raise if a step is unaccounted for. Call it between updates, when no batch is in hand."""
-        settled = self.consumed + self.rejected + sum(self.discarded.values())
-        if self.produced != settled:
+        if self.produced != self.settled:
             raise LedgerError(
-                f"the ledger does not balance: produced {self.produced}, accounted for {settled}: {self.encode()}"
+                f"the ledger does not balance: produced {self.produced}, accounted for {self.settled}: {self.encode()}"
             )
+
+    @property
+    def settled(self) -> int:
+        """Steps whose fate is known."""
+        return self.consumed + self.rejected + sum(self.discarded.values())
 
     @property
     def sequences(self) -> list[int]:

@@ -1,25 +1,47 @@
-"""The ring: the slabs of a run in one segment, handed from writers to the reader and back.
+"""The ring: the slabs of a run in one segment, and who owns each.
 
-    owner.lease(shard) -> Lease -> actor fills ring.slab(lease) and commits -> owner.take() -> owner.release(lease)
+    ring.lease(shard) -> Lease -> the writer fills the slab and commits it -> ring.take() -> ring.release(lease)
+                         revoke: the writer died before its commit; its rollouts are leased again under new fences
 
-One side, the reader's, owns the ring and keeps `RingState`. Writers get a lease and the slab it names, nothing else.
-On the heap the two are threads of one process; over shared memory a writer attaches to the segment and finds the same
-bytes at `offset(lease)`. Commit words are stored with release and loaded with acquire (memory/atomics).
-Does not know why a lease is granted, nor what is in a slab.
+`RingState` decides in plain data: no memory, no clock, no process. `Ring` is the thin shell over the bytes. Both belong
+to one side, the reader's. A writer's only power is its commit word, and `RingState.commit` believes that word only if
+it holds the fence of the lease it stands for. A shard may hold several leases; they are filled and committed in the
+order of their sequence numbers, which move on at commit, so a rollout that was lost is asked for again and no number is
+ever skipped. Commit words are stored with release and loaded with acquire (memory/atomics).
+Does not know when data is too old: the reader says how many leases may be out (`grant`), see headrace.pace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
+from headrace.errors import RingError
 from headrace.memory.atomics import load_acquire
-from headrace.memory.ring_state import Lease, RingState
 from headrace.memory.schema import Schema
 from headrace.memory.segment import HeapSegment, Segment
 from headrace.memory.slab import Slab, Word, slab_bytes
+
+
+class Owner(Enum):
+    """Who may touch a slab."""
+
+    NOBODY = "nobody"
+    WRITER = "writer"
+    READER = "reader"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to fill one slab with rollout number `sequence` of one shard."""
+
+    slot: int
+    shard: int
+    sequence: int
+    fence: int
 
 
 @dataclass(frozen=True)
@@ -30,32 +52,125 @@ class Taken:
     slab: Slab
 
 
+@dataclass
+class _Slot:
+    owner: Owner = Owner.NOBODY
+    lease: Lease | None = None
+
+
+class RingState:
+    """The slabs of a run and their owners. With `is_even`, no shard takes another's share of the pace."""
+
+    def __init__(self, num_slots: int, num_shards: int, is_even: bool = True) -> None:
+        self._slots = [_Slot() for _ in range(num_slots)]
+        self._committed = [0] * num_shards
+        self._base = [0] * num_shards  # sequence numbers that an earlier process used up without a batch
+        self._open: list[list[Lease]] = [[] for _ in range(num_shards)]  # in the order they are to be filled
+        self._is_even = is_even
+        self._next_fence = 1  # 0 is what a fresh commit word holds
+        self._leased = 0
+        self._limit = 0
+
+    def grant(self, limit: int) -> None:
+        """Allow leases number 0 to limit-1, counted since the start of the run; it never shrinks."""
+        self._limit = max(self._limit, limit)
+
+    def lease(self, shard: int) -> Lease | None:
+        """A free slab for the shard's next rollout; None if the pace or the number of slabs forbids it now."""
+        sequence = self._committed[shard] + len(self._open[shard])
+        share = (sequence - self._base[shard]) * len(self._committed)
+        if self._leased >= self._limit or (self._is_even and share >= self._limit):
+            return None
+        free = next((i for i, slot in enumerate(self._slots) if slot.owner is Owner.NOBODY), None)
+        if free is None:
+            return None
+        lease = Lease(free, shard, sequence, self._next_fence)
+        self._next_fence += 1
+        self._leased += 1
+        self._slots[free] = _Slot(Owner.WRITER, lease)
+        self._open[shard].append(lease)
+        return lease
+
+    def commit(self, slot: int, commit_word: int) -> Lease | None:
+        """The reader looked at a slot's commit word: the lease it fulfils, or None if it fulfils none (yet)."""
+        lease = self._slots[slot].lease
+        if lease is None or self._slots[slot].owner is not Owner.WRITER or commit_word != lease.fence:
+            return None
+        if self._open[lease.shard][0] != lease:
+            return None  # an earlier rollout of the shard comes first
+        self._slots[slot].owner = Owner.READER
+        self._committed[lease.shard] += 1
+        self._open[lease.shard].pop(0)
+        return lease
+
+    def revoke(self, shard: int) -> list[Lease]:
+        """Take a shard's unfinished leases away. Call it only once the writer is known to be gone."""
+        leases, self._open[shard] = self._open[shard], []
+        for lease in leases:
+            self._slots[lease.slot] = _Slot()
+        self._leased -= len(leases)
+        return leases
+
+    def release(self, lease: Lease) -> None:
+        """The reader is done with a slab."""
+        slot = self._slots[lease.slot]
+        if slot.owner is not Owner.READER or slot.lease != lease:
+            raise RingError(f"slot {lease.slot} is owned by {slot.owner.value}, expected the reader of {lease}")
+        self._slots[lease.slot] = _Slot()
+
+    def reject(self, lease: Lease) -> None:
+        """The reader will not use a slab: released, and its lease does not count against the pace."""
+        self.release(lease)
+        self._base[lease.shard] += 1
+        self._leased -= 1
+
+    def owner(self, slot: int) -> Owner:
+        """Who may touch a slot now."""
+        return self._slots[slot].owner
+
+    def open_slots(self) -> list[int]:
+        """Slots that a writer holds, every shard's in the order they are filled."""
+        return [lease.slot for leases in self._open for lease in leases]
+
+    def resume(self, sequences: Sequence[int], batches: int) -> None:
+        """Go on from a checkpoint: every shard's next sequence number, and the batches that were learned from."""
+        self._committed = list(sequences)
+        self._base = [sequence - batches for sequence in sequences]
+        self._leased = batches * len(sequences)
+
+    @property
+    def sequences(self) -> list[int]:
+        """The next sequence number of every shard to be committed."""
+        return list(self._committed)
+
+    @property
+    def leased(self) -> int:
+        """Leases granted since the start of the run, less those revoked."""
+        return self._leased
+
+
 class Ring:
-    """The owner's side: all slabs of all shards, and who has each."""
+    """The reader's side of the bytes: all slabs of all shards. Ownership is `state`'s."""
 
     def __init__(
         self,
-        schemas: list[Schema],
+        schemas: Sequence[Schema],
         slabs_per_shard: int,
         make_segment: Callable[[int], Segment] = HeapSegment,
         is_even: bool = True,
     ) -> None:
-        self._schemas = schemas
         largest = max(slab_bytes(schema) for schema in schemas)
+        self._schemas = schemas
         self._stride = -(-largest // 4096) * 4096
         num_slots = slabs_per_shard * len(schemas)
         self.segment = make_segment(self._stride * num_slots)
         self._words = np.frombuffer(self.segment.buffer, np.int64)
-        self._state = RingState(num_slots, len(schemas), is_even)
+        self.state = RingState(num_slots, len(schemas), is_even)
         self._views: dict[tuple[int, int], Slab] = {}
-
-    def grant(self, limit: int) -> None:
-        """Allow that many leases since the start of the run."""
-        self._state.grant(limit)
 
     def lease(self, shard: int) -> Lease | None:
         """A poisoned slab for the shard's next rollout, or None if it must wait."""
-        lease = self._state.lease(shard)
+        lease = self.state.lease(shard)
         if lease is not None:
             slab = self.slab(lease)
             slab.poison()
@@ -65,12 +180,19 @@ class Ring:
             slab.header[Word.FENCE] = lease.fence
         return lease
 
+    def every_lease(self) -> Iterator[Lease]:
+        """All leases that the pace allows, one of each shard in turn, so that older rollouts come first."""
+        waiting = list(range(len(self._schemas)))
+        while waiting:
+            leases = [self.lease(shard) for shard in waiting]
+            yield from (lease for lease in leases if lease is not None)
+            waiting = [shard for shard, lease in zip(waiting, leases, strict=True) if lease is not None]
+
     def slab(self, lease: Lease) -> Slab:
         """The slab that a lease names."""
-        schema = self._schemas[lease.shard]
         key = (lease.slot, lease.shard)
         if key not in self._views:
-            start = self.offset(lease)
+            schema, start = self._schemas[lease.shard], self.offset(lease)
             self._views[key] = Slab(schema, self.segment.buffer[start : start + slab_bytes(schema)])
         return self._views[key]
 
@@ -81,41 +203,13 @@ class Ring:
     def take(self) -> list[Taken]:
         """Every slab committed since the last call, by shard and sequence: never in the order in which they arrived."""
         taken = []
-        for slot in self._state.open_slots():
-            lease = self._state.commit(slot, self._commit_word(slot))
+        for slot in self.state.open_slots():
+            word = load_acquire(self._words, (slot * self._stride) // 8 + int(Word.COMMIT))
+            lease = self.state.commit(slot, int(word))
             if lease is not None:
                 taken.append(Taken(lease, self.slab(lease)))
         return sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
 
-    def release(self, lease: Lease) -> None:
-        """Give a slab back."""
-        self._state.release(lease)
-
-    def revoke(self, shard: int) -> None:
-        """Take a shard's unfinished leases away from a writer that is gone."""
-        self._state.revoke(shard)
-
     def close(self) -> None:
-        """Give the memory back; slabs that somebody still reads stay readable."""
+        """Give the memory back; slabs that are still being read stay readable."""
         self.segment.unlink()
-
-    def reject(self, lease: Lease) -> None:
-        """Give a slab back that nobody will learn from; another may be leased in its place."""
-        self._state.reject(lease)
-
-    def resume(self, sequences: list[int], batches: int) -> None:
-        """Go on counting where a checkpoint stopped."""
-        self._state.resume(sequences, batches)
-
-    @property
-    def sequences(self) -> list[int]:
-        """The next sequence number of every shard."""
-        return self._state.sequences
-
-    @property
-    def leased(self) -> int:
-        """Leases granted since the start of the run."""
-        return self._state.leased
-
-    def _commit_word(self, slot: int) -> int:
-        return int(load_acquire(self._words, (slot * self._stride) // 8 + int(Word.COMMIT)))

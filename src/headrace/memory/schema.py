@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from headrace.memory.spaces import Space, shape_of
+from headrace.memory.spaces import Space, leaves_of, shape_of
 
 ALIGNMENT = 64  # one cache line: no field shares a line with another one's writer
 
@@ -39,6 +39,8 @@ class Schema:
     n_steps: int
     n_envs: int
     fields: tuple[Field, ...]
+    leaves: tuple[str, ...] = ("obs",)
+    """The fields that together are an observation; each has a last_ and a final_ field beside it."""
 
     def full_shape(self, field: Field) -> tuple[int, ...]:
         """The array's shape, axes included. F is T * B: every row of a slab may end in a truncation."""
@@ -70,14 +72,14 @@ class Schema:
 
 def rollout_schema(observation: Space, action: Space, n_steps: int, n_envs: int) -> Schema:
     """The schema of a rollout: raw observations and rewards, what the policy did, how episodes ran."""
-    obs, act = shape_of(observation), shape_of(action)
+    leaves = [(name, shape_of(leaf), leaf.dtype) for name, leaf in leaves_of(observation).items()]
     return Schema(
         n_steps,
         n_envs,
         (
             # Written by the actor.
-            Field("obs", "TB", obs, observation.dtype),
-            Field("action", "TB", act, action.dtype),
+            *(Field(name, "TB", shape, dtype) for name, shape, dtype in leaves),
+            Field("action", "TB", shape_of(action), action.dtype),
             Field("reward", "TB", (), "float32"),
             Field("terminated", "TB", (), "bool"),
             Field("truncated", "TB", (), "bool"),
@@ -85,16 +87,17 @@ def rollout_schema(observation: Space, action: Space, n_steps: int, n_envs: int)
             Field("episode", "TB", (), "int64"),
             Field("step", "TB", (), "int32"),
             Field("version", "T", (), "int64"),
-            Field("last_obs", "B", obs, observation.dtype),
+            *(Field(f"last_{name}", "B", shape, dtype) for name, shape, dtype in leaves),
             Field("noise_counter", "B", (), "int64"),
             Field("final_row", "F", (), "int64"),  # t * B + b of each recorded final observation
-            Field("final_obs", "F", obs, observation.dtype),
+            *(Field(f"final_{name}", "F", shape, dtype) for name, shape, dtype in leaves),
             # Written by the reader's completion pass.
             Field("log_prob", "TB", (), "float32"),
             Field("value", "TB", (), "float32"),
             Field("bootstrap_value", "TB", (), "float32"),
             Field("last_value", "B", (), "float32"),
         ),
+        tuple(leaves_of(observation)),
     )
 
 

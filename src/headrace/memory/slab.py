@@ -23,6 +23,7 @@ import numpy.typing as npt
 from headrace.errors import SchemaError
 from headrace.memory.atomics import store_release
 from headrace.memory.schema import ALIGNMENT, Schema
+from headrace.memory.spaces import Leaves
 
 Array = npt.NDArray[Any]
 
@@ -50,13 +51,15 @@ HEADER_BYTES = 3 * ALIGNMENT
 class Row(NamedTuple):
     """Views of one time index, made once per slab: the hot loop writes through them."""
 
-    obs: Array
+    obs: Leaves
     action: Array
     reward: Array
     terminated: Array
     truncated: Array
     valid: Array
-    next_obs: Array
+    episode: Array
+    step: Array
+    next_obs: Leaves
 
 
 class Slab:
@@ -83,22 +86,18 @@ class Slab:
             for field in schema.fields
         }
         self.arrays: dict[str, Array] = arrays
-        self.obs, self.action, self.reward = arrays["obs"], arrays["action"], arrays["reward"]
+        self.obs: Leaves = {name: arrays[name] for name in schema.leaves}
+        self.last_obs: Leaves = {name: arrays[f"last_{name}"] for name in schema.leaves}
+        self.action, self.reward = arrays["action"], arrays["reward"]
         self.terminated, self.truncated, self.valid = arrays["terminated"], arrays["truncated"], arrays["valid"]
         self.episode, self.step, self.version = arrays["episode"], arrays["step"], arrays["version"]
-        self.last_obs, self.noise_counter = arrays["last_obs"], arrays["noise_counter"]
+        self.noise_counter = arrays["noise_counter"]
         self.log_prob, self.value = arrays["log_prob"], arrays["value"]
         self.bootstrap_value, self.last_value = arrays["bootstrap_value"], arrays["last_value"]
+        obs = [{name: leaf[t] for name, leaf in self.obs.items()} for t in range(schema.n_steps)] + [self.last_obs]
+        per_row = {name: arrays[name] for name in Row._fields[1:-1]}  # all but the observations
         self.rows = [
-            Row(
-                self.obs[t],
-                self.action[t],
-                self.reward[t],
-                self.terminated[t],
-                self.truncated[t],
-                self.valid[t],
-                self.obs[t + 1] if t + 1 < schema.n_steps else self.last_obs,
-            )
+            Row(obs=obs[t], next_obs=obs[t + 1], **{name: array[t] for name, array in per_row.items()})
             for t in range(schema.n_steps)
         ]
 
@@ -117,15 +116,16 @@ class Slab:
         return self.arrays["final_row"][: self.final_count]
 
     @property
-    def final_obs(self) -> Array:
+    def final_obs(self) -> Leaves:
         """The observations in which episodes were truncated, in the order of `final_row`."""
-        return self.arrays["final_obs"][: self.final_count]
+        return {name: self.arrays[f"final_{name}"][: self.final_count] for name in self.schema.leaves}
 
-    def record_final(self, t: int, env: int, obs: Any) -> None:
+    def record_final(self, t: int, env: int, obs: dict[str, Any]) -> None:
         """Keep the real last observation of an episode that was cut at row t."""
         count = self.header[Word.FINAL_COUNT]
         self.arrays["final_row"][count] = t * self.schema.n_envs + env
-        self.arrays["final_obs"][count] = obs
+        for name, leaf in obs.items():
+            self.arrays[f"final_{name}"][count] = leaf
         self.header[Word.FINAL_COUNT] = count + 1
 
     def poison(self) -> None:

@@ -56,12 +56,29 @@ class MultiBinary:
 
 Space = Box | Discrete | MultiDiscrete | MultiBinary
 
+Leaves = dict[str, npt.NDArray[Any]]  # the named arrays of observations: {"obs": ...} for a plain space
+
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Box, Discrete, MultiDiscrete, MultiBinary)}
 
 
 def shape_of(space: Space) -> tuple[int, ...]:
     """The shape of one observation or action as it lies in a slab."""
     return () if isinstance(space, Discrete) else space.shape
+
+
+def leaves_of(space: Space) -> dict[str, Space]:
+    """The named arrays that an observation of this space consists of. A plain space has one, named obs."""
+    return {"obs": space}
+
+
+def as_seen(leaves: dict[str, Any]) -> Any:
+    """Observations as policies and users see them: the array itself where there is one, else the arrays by name."""
+    return next(iter(leaves.values())) if len(leaves) == 1 else leaves
+
+
+def empty_leaves(space: Space, *axes: int) -> Leaves:
+    """Memory for observations with these leading axes."""
+    return {name: np.empty((*axes, *shape_of(leaf)), leaf.dtype) for name, leaf in leaves_of(space).items()}
 
 
 def size_of(space: Space) -> int:

@@ -33,23 +33,29 @@ class FlatParameters:
         self.gradient = torch.zeros_like(self.vector)
         self.vector.grad = self.gradient
         self._buffers = [b for b in module.buffers() if b.dtype.is_floating_point]
-        self.gradients: dict[str, Tensor] = {}
-        start = 0
-        for name, parameter in named:
-            stop = start + parameter.numel()
-            parameter.data = self.vector[start:stop].view(parameter.shape)
-            self.gradients[name] = self.gradient[start:stop].view(parameter.shape)
+        self._named = named
+        self.gradients = self.views(self.gradient)
+        for (name, parameter), view in zip(named, self.views(self.vector).values(), strict=True):
+            parameter.data = view
             parameter.grad = self.gradients[name] if parameter.requires_grad else None
-            start = stop
 
-    def attach_gradients(self) -> list[Tensor]:
-        """See that autograd writes into the flat gradient, whatever zero_grad() did; returns the frozen parts of it."""
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """A flat vector's parts, in the parameters' names and shapes."""
+        parts, start = {}, 0
+        for name, parameter in self._named:
+            parts[name] = vector[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+        return parts
+
+    def attach_gradients(self, out: Tensor | None = None) -> list[Tensor]:
+        """See that autograd writes into a flat buffer, whatever zero_grad() did; returns the frozen parts of it."""
+        views = self.gradients if out is None or out is self.gradient else self.views(out)
         frozen = []
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self._named:
             if not parameter.requires_grad:
-                frozen.append(self.gradients[name])
-            elif parameter.grad is not self.gradients[name]:
-                parameter.grad = self.gradients[name]
+                frozen.append(views[name])
+            elif parameter.grad is not views[name]:
+                parameter.grad = views[name]
         return frozen
 
     @property

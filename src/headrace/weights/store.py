@@ -1,11 +1,10 @@
 """The weight store: the last few published versions, each one flat vector, in memory that workers can share.
 
-    learner.publish(flat) -> version + 1 -> actors: latest() at slab borders or every few rows
-                                         -> completion: the version that acted
+    publish(version + 1) -> actors: the latest, at slab borders or every few rows · completion: the version that acted
 
     [ latest · version of slot 0 · version of slot 1 ... ][ vector ][ vector ] ...      one writer, the learner
 
-It keeps `capacity` versions (max_lag + 2: whatever a slab still in flight may have acted with). A slot says GONE while
+It keeps `capacity` versions (max_lag + 2: all that a slab still in flight may have acted with). A slot says GONE while
 it is written, so a reader that finds the same version before and after its copy has not read a torn one.
 Does not know modules' insides or processes.
 """
@@ -13,10 +12,8 @@ Does not know modules' insides or processes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -54,25 +51,12 @@ class WeightStore:
         """The latest version; -1 before the first."""
         return int(load_acquire(self._words, 0))
 
-    def publish(self, flat: FlatParameters, version: int | None = None) -> int:
-        """Copy the weights out as the next version (or as a given one, after a resume)."""
-        version = self.version + 1 if version is None else version
-        self._write(flat.dump, version)
-        return version
-
-    def publish_vector(self, vector: Tensor, version: int) -> None:
-        """The same, from a vector that was published before."""
-        self._write(lambda out: out.copy_(vector), version)
-
-    def publish_array(self, vector: npt.NDArray[Any], version: int) -> None:
-        """The same, from a checkpoint."""
-        self.publish_vector(torch.from_numpy(vector), version)
-
-    def _write(self, dump: Callable[[Tensor], object], version: int) -> None:
+    def publish(self, write: Callable[[Tensor], object], version: int) -> None:
+        """Let `write` fill the next vector, then name it."""
         slot = version % self._capacity
         store_release(self._words, 1 + slot, _GONE)
-        fence()  # nobody may see new numbers under the old version
-        dump(self._vectors[slot])
+        fence()  # nothing may be seen of the new numbers under the old version
+        write(self._vectors[slot])
         store_release(self._words, 1 + slot, version)
         store_release(self._words, 0, version)
 
@@ -108,6 +92,7 @@ class Replica:
             parameter.requires_grad_(False)
         flat.module.eval()
         self._flat = flat
+        self.module = flat.module
         self.version: int | None = None
 
     def load(self, store: WeightStore, version: int) -> None:

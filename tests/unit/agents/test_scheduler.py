@@ -32,7 +32,7 @@ class Groups(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(1)
+        self.ledger = Ledger()
         tickets = [Ticket(number, f"tag{number % 3}", 0, 2) for number in range(TICKETS)]
         self.scheduler = Scheduler(tickets, attempts=2, ledger=self.ledger)
         self.held: dict[int, list[Ticket]] = {0: [], 1: [], 2: []}
@@ -198,7 +198,7 @@ def test_rounds_follow_each_other_without_a_barrier() -> None:
 
 
 def test_what_was_never_played_is_accounted_for_when_it_is_given_up() -> None:
-    ledger = Ledger(1)
+    ledger = Ledger()
     scheduler = Scheduler([Ticket(number, "a", 0, 1) for number in range(3)], 1, ledger)
     scheduler.next(0, 0)
     for ticket in scheduler.abandon():

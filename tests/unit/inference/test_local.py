@@ -11,10 +11,10 @@ from torch import nn
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.inference.local import LocalInference
-from headrace.inference.threads import torch_threads
 from headrace.memory.spaces import shape_of
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import as_policy, build_policy
+from headrace.policies.threads import torch_threads
 from support.bit_envs import ACTIONS, OBSERVATIONS
 from support.pairwise import Cell, matrix
 from support.ppo_rows import observations, shaken, spaces_named

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from headrace.collecting.topology import TopologyConfig, resolve
 from headrace.envs.spec import EnvSpec
 from headrace.errors import UsageError
 from headrace.launch import auto
 from headrace.launch.auto import Measured, choose, survey
 from headrace.launch.rehearsal import Rehearsal, rehearse
 from headrace.launch.shard import ShardPlan, build_envs
-from headrace.launch.topology import TopologyConfig, resolve
 from headrace.learning.config import PpoConfig
 from headrace.memory.spaces import Box, Discrete, MultiDiscrete
 from headrace.policies.config import PolicyConfig

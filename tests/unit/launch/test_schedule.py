@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.collecting.schedule import Schedule, SlabUse, encode_update, slab_use
 from headrace.errors import UsageError
-from headrace.launch.schedule import Schedule, SlabUse, encode_update, slab_use
 from support.generators import quick, thorough
 
 versions = st.lists(st.integers(0, 50), min_size=1, max_size=40).map(tuple)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.collecting.topology import Choice, Topology, TopologyConfig, publishing, resolve, split
 from headrace.errors import UsageError
-from headrace.launch.topology import Choice, Topology, TopologyConfig, publishing, resolve, split
 from support.generators import quick
 
 PLACES = ("inline", "threads", "processes")

@@ -17,8 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from headrace.learning.batch import Batch
-from headrace.learning.completion import complete
+from headrace.learning.batch import Batch, complete
 from headrace.learning.config import PpoConfig
 from headrace.learning.lag import is_too_old, lag, lease_limit, versions_kept
 from headrace.learning.learner import Learner, Targets

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import RingError
-from headrace.memory.ring import Ring
-from headrace.memory.ring_state import Lease, Owner, RingState
+from headrace.memory.ring import Lease, Owner, Ring, RingState
 from headrace.memory.segment import SharedSegment
 from headrace.memory.slab import Slab, Word
 from support.slabs import small_schema

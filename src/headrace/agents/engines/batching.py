@@ -41,8 +41,8 @@ class BatchModel(Protocol):
     def run(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """One answer per request, in order."""
 
-    def publish(self, weights: Any) -> int:
-        """Use other weights."""
+    def publish(self, weights: Any, version: int | None = None) -> int:
+        """Use other weights, as the next version or as a given one."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -149,10 +149,10 @@ class Batched:
             self._live = max(1, live)
             self._changed.notify()
 
-    def publish(self, weights: Any) -> int:
+    def publish(self, weights: Any, version: int | None = None) -> int:
         """Between two batches."""
         with self._turn:
-            return self._model.publish(weights)
+            return self._model.publish(weights, version)
 
     def statistics(self) -> EngineStatistics:
         """So far."""

@@ -36,7 +36,7 @@ from headrace.agents.engines.protocol import Completion, EngineStatistics, Reque
 from headrace.agents.records import ENGINE, EpisodeError
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError, whole
-from headrace.inference.threads import torch_threads
+from headrace.policies.threads import torch_threads
 
 _GATHER_S = 0.005  # that an idle engine waits for others to read with
 _MOST_HELD = 3  # passes that a prompt waits for others to be read with
@@ -93,7 +93,7 @@ class InProcessEngine:
         """More requests than these can't come."""
         self._live = max(1, live)
 
-    def publish(self, weights: Any) -> int:
+    def publish(self, weights: Any, version: int | None = None) -> int:
         """A model or a state_dict; takes effect between two passes, also for answers that are under way."""
         state = weights.state_dict() if hasattr(weights, "state_dict") else weights
         if not isinstance(state, Mapping) or not all(isinstance(one, Tensor) for one in state.values()):
@@ -102,7 +102,7 @@ class InProcessEngine:
         with self._changed:
             self._passes.require_fitting(fresh)
             self._weights = fresh
-            self.version += 1
+            self.version = self.version + 1 if version is None else version
             if self._thread is None or not self._thread.is_alive():
                 self._take_over()
             self._changed.notify()

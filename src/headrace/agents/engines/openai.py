@@ -131,7 +131,7 @@ class OpenAIEngine:
     def expect(self, live: int) -> None:
         """The server's matter."""
 
-    def publish(self, weights: Any) -> int:
+    def publish(self, weights: Any, version: int | None = None) -> int:
         """Weights of a server are not ours to change."""
         raise UsageError("publish: a server's weights are changed at the server; use an engine in this process")
 

@@ -97,8 +97,8 @@ class Engine(Protocol):
     def expect(self, live: int) -> None:
         """How many episodes are live: more than these requests can't come."""
 
-    def publish(self, weights: Any) -> int:
-        """Use other weights from now on; returns their version."""
+    def publish(self, weights: Any, version: int | None = None) -> int:
+        """Use other weights from now on, as the next version or, in a resumed run, as a given one; returns it."""
 
     def statistics(self) -> EngineStatistics:
         """A snapshot."""

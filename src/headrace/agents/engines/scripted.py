@@ -84,9 +84,9 @@ class ScriptedModel:
             time.sleep(left_s)
         return answers
 
-    def publish(self, weights: Any) -> int:
+    def publish(self, weights: Any, version: int | None = None) -> int:
         """A script has no weights; what it says from now on is a new version's."""
-        self.version += 1
+        self.version = self.version + 1 if version is None else version
         return self.version
 
     def close(self) -> None:

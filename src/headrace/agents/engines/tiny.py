@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from headrace.agents.codec import TokenizerCodec
-from headrace.inference.threads import torch_threads
+from headrace.policies.threads import torch_threads
 
 SPECIALS = ("<|im_start|>", "<|im_end|>")
 

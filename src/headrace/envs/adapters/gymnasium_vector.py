@@ -1,4 +1,4 @@
-"""Gymnasium vector environments in the normal form, whatever their autoreset mode.
+"""Gymnasium vector environments in the common format, whatever their autoreset mode.
 
     next-step: the step after an end is a reset -> that row is invalid; the end's own row holds the final observation
     same-step: the end's row holds the reset observation -> the final one is in info["final_obs"]
@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from headrace.envs.actions import sender
 from headrace.envs.adapters.gymnasium_spaces import describe
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
 from headrace.errors import EnvError, ReplayError
 from headrace.memory.slab import Row
-from headrace.memory.spaces import shape_of
+from headrace.memory.spaces import Leaves, shape_of
 
 Array = npt.NDArray[Any]
 
@@ -49,14 +50,16 @@ class GymnasiumVector:
         self._indices = list(env_indices)
         self._seed_of = seed_of
         self._shape = shape_of(self.observation_space)
+        self._as_sent = sender(self.action_space)
         self._episode = np.zeros(self.num_envs, np.int64)
+        self._step = np.zeros(self.num_envs, np.int64)
         self._resetting = np.zeros(self.num_envs, np.bool_)
 
-    def begin(self, first: Array) -> None:
+    def begin(self, first: Leaves) -> None:
         """Reset all, each with its own leaf of the seed tree."""
-        self._write(self._reset(seed=[self._seed_of(index, 0) for index in self._indices]), first)
+        self._write(self._reset(seed=[self._seed_of(index, 0) for index in self._indices]), first["obs"])
 
-    def restore(self, live: Sequence[LiveEpisode], first: Array) -> None:
+    def restore(self, live: Sequence[LiveEpisode], first: Leaves) -> None:
         """Refused: a pool that resets itself can't be put back into an episode."""
         raise ReplayError(
             f"{type(self._envs).__name__} is class B (it resets itself): recovery and resume of live episodes are not "
@@ -64,10 +67,12 @@ class GymnasiumVector:
             f"weights alone (PPO.load(..., weights_only=True))"
         )
 
-    def step(self, actions: Array, row: Row, final: FinalObs) -> None:
-        """One step of the pool, told in the normal form."""
+    def step(self, row: Row, final: FinalObs) -> None:
+        """One step of the pool, in the common format."""
+        row.episode[:] = self._episode
+        row.step[:] = self._step
         try:
-            obs, reward, terminated, truncated, infos = self._envs.step(actions)
+            obs, reward, terminated, truncated, infos = self._envs.step(self._as_sent(row.action))
             row.valid[:] = ~self._resetting
             row.reward[:] = np.where(self._resetting, 0.0, reward)
             row.terminated[:] = terminated & ~self._resetting
@@ -80,19 +85,20 @@ class GymnasiumVector:
             if len(cut) and "final_obs" not in infos:
                 raise EnvFailure(int(cut[0]), "was truncated in same-step mode without an info['final_obs']")
             for position in cut:
-                final(int(position), infos["final_obs"][position])
+                final(int(position), {"obs": infos["final_obs"][position]})
         else:
             for position in cut:
-                final(int(position), obs[position])
+                final(int(position), {"obs": obs[position]})
+        self._episode += ended
+        self._step = np.where(ended, 0, self._step + row.valid)
         if self._mode is AutoresetMode.DISABLED and ended.any():
-            self._episode += ended
             seeds = [
                 self._seed_of(index, int(episode)) if over else None
                 for index, episode, over in zip(self._indices, self._episode, ended, strict=True)
             ]
             obs = self._reset(seed=seeds, options={"reset_mask": ended.copy()})
         self._resetting = ended if self.skips_rows else self._resetting
-        self._write(obs, row.next_obs)
+        self._write(obs, row.next_obs["obs"])
 
     def close(self) -> None:
         """Close the pool."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.errors import UsageError, require_types
+from headrace.pace import Pace
 
 _TOPOLOGIES = {"auto": True, "inline": True, "threads": True, "processes": True, "ray": False, "fused": False}
 _INFERENCE = {"auto": True, "local": True, "central": False}
@@ -22,7 +23,9 @@ class TopologyConfig:
     """Where things run."""
 
     n_envs: int = 8
-    """Environments in all, whoever hosts them."""
+    """Environments in all, wherever they run."""
+    n_steps: int = 2048
+    """Rows per rollout: steps of each environment between two updates."""
     topology: str = "auto"
     """inline, threads, processes, ray or fused; auto measures and says why."""
     workers: str = "auto"
@@ -32,7 +35,7 @@ class TopologyConfig:
     max_lag: int = 0
     """How many versions old data may be; 0 is synchronous."""
     shards: int = 0
-    """Groups of environments that fill a slab together; 0 chooses. Never changes results in synchronous runs."""
+    """Groups of environments that fill one rollout buffer together; 0 chooses. Never changes synchronous results."""
     start_method: str = "forkserver"
     """How worker processes come up: forkserver (quick) or spawn."""
     pick_up_rows: int = -1
@@ -40,18 +43,19 @@ class TopologyConfig:
     publish_every: str = "1"
     """How often new weights are published: every so many updates, or seconds as in 0.5s."""
     batch: str = "every_shard"
-    """What an update learns from: every_shard (one slab of each) or first_come (as many, whoever was first)."""
+    """What an update learns from: every_shard (one rollout of each) or first_come (as many, in order of arrival)."""
 
     def __post_init__(self) -> None:
         require_types(
             self,
             {
-                int: ("n_envs", "max_lag", "shards", "pick_up_rows"),
+                int: ("n_envs", "n_steps", "max_lag", "shards", "pick_up_rows"),
                 str: ("topology", "workers", "inference", "start_method", "batch", "publish_every"),
             },
         )
-        if self.n_envs < 1:
-            raise UsageError(f"n_envs: expected at least 1, got {self.n_envs}")
+        for name in ("n_envs", "n_steps"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}: expected a whole number of at least 1, got {getattr(self, name)}")
         if not 0 <= self.shards <= self.n_envs:
             raise UsageError(f"shards: expected 0 (auto) to n_envs = {self.n_envs}, got {self.shards}")
         _require("topology", self.topology, _TOPOLOGIES)
@@ -79,7 +83,7 @@ class TopologyConfig:
 
 @dataclass(frozen=True)
 class Topology:
-    """What will run."""
+    """What will run, and where."""
 
     topology: str
     inference: str
@@ -92,9 +96,9 @@ class Topology:
     is_even: bool = True
 
     @property
-    def slabs_per_update(self) -> int:
-        """W: one slab of every shard."""
-        return len(self.shards)
+    def pace(self) -> Pace:
+        """How far collecting may run ahead: an update learns from one slab of every shard, or as many."""
+        return Pace(self.max_lag, len(self.shards))
 
 
 @dataclass(frozen=True)

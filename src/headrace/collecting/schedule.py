@@ -10,6 +10,7 @@ that were rejected stand in the line of the update that passed them over.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import UsageError
+from headrace.memory.ring import Lease
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,12 @@ class SlabUse:
         return cls(shard, sequence, tuple(versions.tolist()))
 
 
-def slab_use(shard: int, sequence: int, versions: npt.NDArray[Any]) -> SlabUse:
+def slab_use(lease: Lease, versions: npt.NDArray[Any]) -> SlabUse:
     """What is recorded of a slab that was looked at."""
-    return SlabUse(shard, sequence, tuple(int(version) for version in versions))
+    return SlabUse(lease.shard, lease.sequence, tuple(int(version) for version in versions))
 
 
-def encode_update(version: int, shards: int, uses: list[SlabUse]) -> str:
+def encode_update(version: int, shards: int, uses: Sequence[SlabUse]) -> str:
     """A line of the file."""
     return json.dumps({"version": version, "shards": shards, "slabs": [use.encode() for use in uses]}) + "\n"
 
@@ -63,7 +65,7 @@ class Schedule:
     def __init__(self, versions: list[int], updates: list[list[SlabUse]]) -> None:
         self.versions, self.updates = versions, updates
         self.uses = [use for uses in updates for use in uses]
-        self._versions = {(use.shard, use.sequence): list(use.versions) for use in self.uses}
+        self._versions = {(use.shard, use.sequence): use.versions for use in self.uses}
 
     @classmethod
     def read(cls, path: Path, n_steps: int) -> Schedule:
@@ -102,6 +104,6 @@ class Schedule:
         """Whether a version was published after so many updates; what nobody consumed any more does not matter."""
         return updates < len(self.versions) and self.versions[updates] > self.versions[updates - 1]
 
-    def versions_of(self, shard: int, sequence: int) -> list[int]:
+    def versions_of(self, shard: int, sequence: int) -> tuple[int, ...]:
         """The recorded version of every row of a slab."""
         return self._versions[shard, sequence]

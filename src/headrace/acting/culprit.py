@@ -1,0 +1,116 @@
+"""Who failed: env index, episode id, seed and step of what went wrong in a shard, as an error for people.
+
+    EnvFailure, a NaN, a replay that differs --Culprit--> EnvError, NumericsError, ReplayError with the place named
+
+Rows carry their episode and step, written before the step is taken, so the place is read off, never worked out.
+Runs only when something fails, but for `is_finite`. Does not know policies or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.envs.vector_env import EnvFailure, LiveEpisode
+from headrace.errors import EnvError, HeadraceError, NumericsError, ReplayError
+from headrace.memory.slab import Slab
+from headrace.memory.spaces import Leaves
+
+Array = npt.NDArray[Any]
+
+
+def is_finite(slab: Slab) -> bool:
+    """Whether every number that the environments gave is one."""
+    arrays = [slab.reward, *slab.obs.values(), *slab.last_obs.values(), *slab.final_obs.values()]
+    return all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in arrays)
+
+
+class Culprit:
+    """Names the environments of one shard."""
+
+    def __init__(self, env_indices: range, seed_of: Callable[[int, int], int]) -> None:
+        self._indices = env_indices
+        self._seed_of = seed_of
+
+    def at_start(self, failure: EnvFailure) -> EnvError:
+        """A first reset failed."""
+        return EnvError(f"{self._named(failure.position, 0, 0)}: the environment {failure.reason}")
+
+    def in_replay(self, failure: EnvFailure, live: Sequence[LiveEpisode]) -> EnvError:
+        """A live episode could not be replayed."""
+        one = live[failure.position]
+        place = self._named(failure.position, one.episode, len(one.actions))
+        return EnvError(f"{place}: the environment {failure.reason}")
+
+    def in_row(self, failure: EnvFailure, slab: Slab, t: int) -> HeadraceError:
+        """A step of row t failed: for a NaN before it, if there was one."""
+        earlier = self._first_bad(slab, t)
+        if earlier is not None:
+            return earlier
+        return EnvError(f"{self._place(failure.position, slab, t)}: the environment {failure.reason}")
+
+    def not_finite(self, slab: Slab, rows: int) -> HeadraceError:
+        """The first step of a slab whose reward or observation is not finite."""
+        found = self._first_bad(slab, rows)
+        assert found is not None, "called for a slab that is finite"
+        return found
+
+    def check_first(self, first: Leaves) -> None:
+        """Refuse a first observation that is not finite."""
+        for leaf in first.values():
+            bad = _bad_rows(leaf)
+            if bad.any():
+                env = int(np.flatnonzero(bad)[0])
+                raise NumericsError(f"{self._named(env, 0, 0)}: the first observation is {leaf[env].tolist()}")
+
+    def check_replayed(self, live: Sequence[LiveEpisode], replayed: Leaves, recorded: Leaves) -> None:
+        """Refuse a replay that does not end where the recorded episode stands."""
+        for position, one in enumerate(live):
+            if any(replayed[name][position].tobytes() != recorded[name][position].tobytes() for name in replayed):
+                raise ReplayError(
+                    f"env {one.env_index}, episode {one.episode}, seed {one.seed}: after {len(one.actions)} replayed "
+                    f"steps the observation is not the one that was recorded; the environment is not deterministic "
+                    f"(headrace check tells) or its code or version changed"
+                )
+
+    def _first_bad(self, slab: Slab, rows: int) -> NumericsError | None:
+        """Rows beyond `rows` were not written."""
+        for leaf in slab.final_obs.values():
+            bad = _bad_rows(leaf)
+            if bad.any():
+                t, env = divmod(int(slab.final_row[bad][0]), slab.schema.n_envs)
+                return NumericsError(f"{self._place(env, slab, t)}: the final observation has NaN or infinity")
+        for t in range(rows):
+            bad = _bad_rows(slab.reward[t])
+            if bad.any():
+                env = int(np.flatnonzero(bad)[0])
+                return NumericsError(
+                    f"{self._place(env, slab, t)}: the reward is {slab.reward[t, env]}; "
+                    f"expected a finite number. Mend the environment or clip in a wrapper"
+                )
+            for leaf in slab.rows[t].next_obs.values():
+                bad = _bad_rows(leaf)
+                if bad.any():
+                    env = int(np.flatnonzero(bad)[0])
+                    return NumericsError(
+                        f"{self._place(env, slab, t)}: the observation that followed has NaN or infinity: "
+                        f"{leaf[env].tolist()}. Mend the environment or clip in a wrapper"
+                    )
+        return None
+
+    def _place(self, env: int, slab: Slab, t: int) -> str:
+        return self._named(env, int(slab.episode[t, env]), int(slab.step[t, env]))
+
+    def _named(self, env: int, episode: int, step: int) -> str:
+        index = self._indices[env]
+        return f"env {index}, episode ({index}, {episode}), seed {self._seed_of(index, episode)}, step {step}"
+
+
+def _bad_rows(values: Array) -> Array:
+    """Which entries along the first axis hold something that is not a finite number."""
+    if values.dtype.kind != "f":
+        return np.zeros(len(values), bool)
+    return np.asarray(~np.isfinite(values).reshape(len(values), -1).all(1))

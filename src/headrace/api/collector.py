@@ -1,0 +1,126 @@
+"""hr.Collector: completed rollouts for a learner of your own. A source with completion; no learner, no optimiser.
+
+for batch in rollouts: your update of a module -> rollouts.publish(module) -> the next rollout acts with it
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from headrace.api.arguments import drawn_seed, env_spec, own_module, place, policy_config
+from headrace.build import build_parts
+from headrace.collecting.source import Harvest
+from headrace.envs.spec import EnvSource, EnvSpec
+from headrace.errors import SchemaError, UsageError
+from headrace.learning.batch import Batch, complete
+from headrace.learning.closed_form import Evaluators
+from headrace.policies.policy import Module
+from headrace.policies.threads import torch_threads
+from headrace.run_config import RunConfig
+
+
+class Collector:
+    """Rollouts for a learner of your own: iterate for batches, publish new weights, close at the end.
+
+    The batch is lent: it is valid until the next one is asked for. Every field of it is complete, log-probabilities,
+    values and bootstrap values included.
+    """
+
+    def __init__(
+        self,
+        env: EnvSource | EnvSpec,
+        policy: str | Module = "MlpPolicy",
+        n_envs: int = 8,
+        n_steps: int = 128,
+        seed: int | None = None,
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[EnvSource] = (),
+        action_repeat: int = 1,
+        topology: str = "auto",
+        workers: int | str = "auto",
+        inference: str = "auto",
+        max_lag: int = 0,
+        shards: int = 0,
+        start_method: str = "forkserver",
+        pick_up_rows: int = -1,
+    ) -> None:
+        config = RunConfig(
+            env=env_spec(env, env_kwargs, wrappers, action_repeat),
+            seed=drawn_seed(seed),
+            policy=policy_config(policy),
+            topology=place(
+                n_envs=n_envs, n_steps=n_steps, topology=topology, workers=workers, inference=inference,
+                max_lag=max_lag, shards=shards, start_method=start_method, pick_up_rows=pick_up_rows,
+            ),
+        )  # fmt: skip
+        self._parts = build_parts(config, copy.deepcopy(own_module(policy)), is_learning=False)
+        self._evaluators = Evaluators()
+        self._is_lent = False  # a batch is in the caller's hands
+        self._is_torn = False  # a rollout was broken off: the environments are ahead of the journal
+        self._is_published = True
+        self._is_closed = False
+        self.harvest: Harvest | None = None
+        """What became of the last batch: its record and the episodes that ended in it, as a run would report them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._is_closed:
+            raise UsageError("this collector was closed; make another one")
+        self._give_back()
+        if not self._is_published:  # nothing new: the same weights are the next version
+            self._parts.weights.publish()
+        if self._is_torn:
+            raise UsageError("the last rollout was broken off in the middle; make another collector")
+        self._is_torn = True
+        batch: Batch = self._parts.reader.collect()
+        self._is_published = self._is_torn = False
+        self._is_lent = True
+        with torch_threads(1):
+            complete(batch, lambda version: self._evaluators.of(self._parts.weights.acted(version)))
+        return batch
+
+    def publish(self, module: Module) -> int:
+        """Act with these weights from the next rollout on; returns their version."""
+        try:
+            self._parts.module.load_state_dict(module.state_dict())
+        except RuntimeError as error:
+            raise SchemaError(f"publish: expected the parameters of the policy that acts: {error}") from error
+        self._is_published = True
+        return self._parts.weights.publish()
+
+    def close(self) -> None:
+        """Close the environments; the last batch counts as consumed."""
+        try:
+            self._give_back()
+        finally:
+            self._is_closed = True
+            self._parts.close()
+
+    @property
+    def policy(self) -> Module:
+        """The policy as it was last published; train a copy of it and publish that."""
+        return self._parts.module
+
+    @property
+    def ledger(self) -> dict[str, Any]:
+        """Where every step went; the batch in hand is produced, and not yet consumed."""
+        return self._parts.reader.ledger.encode()
+
+    def _give_back(self) -> None:
+        if self._is_lent:
+            self._is_lent = False
+            self.harvest = self._parts.reader.give_back()

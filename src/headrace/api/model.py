@@ -1,0 +1,285 @@
+"""A model: a run that learns, predicts, saves and loads, whatever its algorithm. PPO and IMPALA are models.
+
+    learn --> session --> run.update ... --> result        save --> directory --load--> goes on, bit for bit
+
+A signal may break off collecting; the model is then as after the last update, and goes on from there by replay.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.api.arguments import with_env
+from headrace.api.evaluation import evaluate_parts
+from headrace.api.plan_text import facts, plan_text
+from headrace.build import Parts, build_run
+from headrace.checkpoints.run_directory import open_run_dir
+from headrace.checkpoints.snapshot import Snapshot, find_latest, save
+from headrace.collecting.plan import build_noise
+from headrace.collecting.schedule import Schedule
+from headrace.collecting.topology import TopologyConfig
+from headrace.envs.actions import sender
+from headrace.envs.seeds import Purpose
+from headrace.envs.spec import EnvSource, EnvSpec
+from headrace.errors import HeadraceError, SchemaError, UsageError
+from headrace.inference.local import LocalInference
+from headrace.memory.spaces import shape_of
+from headrace.policies.networks import as_policy
+from headrace.policies.policy import Module
+from headrace.policies.threads import torch_threads
+from headrace.run_config import RunConfig, SessionConfig, decode, encode
+from headrace.session import Result, Session
+from headrace.session_files import SessionFiles
+from headrace.telemetry.sinks import Record
+from headrace.train import Run
+from headrace.views.terminal import TerminalView
+
+Array = npt.NDArray[Any]
+Callback = Callable[[Record], bool | None]
+_OWN_POLICIES = ("MlpPolicy", "CnnPolicy", "auto")
+
+
+class Model:
+    """A run over environments that headrace builds, seeds and steps."""
+
+    algorithm: ClassVar[str | None] = None  # None: any
+    result: Result | None = None  # how the last learn ended
+    _verbose = 0
+    _predictions = 0
+    _is_new = True  # has no run directory yet and was not restored: it may not go on in another run's
+    _is_torn = False  # collecting was broken off: the environments are beyond the last commit
+    _is_closed = False
+
+    _run: Run
+    _parts: Parts
+
+    def _set_up(self, config: RunConfig, module: Module | None, schedule: Schedule | None = None) -> None:
+        self._run, self._parts = build_run(config, copy.deepcopy(module), schedule)
+
+    @classmethod
+    def from_config(
+        cls, config: RunConfig, module: Module | None = None, schedule: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """A model from a whole configuration, as the command line and checkpoints have it.
+
+        With the schedule.jsonl of an asynchronous run it replays that run inline, to the same bits.
+        """
+        model = cls.__new__(cls)
+        recorded = None if schedule is None else Schedule.read(Path(schedule), config.topology.n_steps)
+        model._set_up(config, module, recorded)
+        return model
+
+    def plan(self) -> str:
+        """What will run, and why."""
+        return plan_text(self._parts, self._run.algorithm)
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: Callback | None = None,
+        progress_bar: bool = False,
+        run_dir: str | os.PathLike[str] | None = None,
+        **session: Any,
+    ) -> Self:
+        """Train for that many more steps. With a run_dir, metrics, checkpoints, result and report are kept there.
+
+        `callback` gets every update's record and stops training by returning False. Further keywords are those of
+        SessionConfig: eval_every, n_eval_episodes, stop_reward, checkpoint_every, keep_checkpoints, tags.
+        With progress_bar, or verbose=1, the terminal shows the run. Ctrl-C ends it at the last update and comes out as
+        KeyboardInterrupt; the model is then as after that update, and can be saved or learn on.
+        """
+        try:
+            config = SessionConfig(int(total_timesteps), **session)
+        except TypeError as error:
+            known = ", ".join(name for name in SessionConfig.__dataclass_fields__ if name != "total_timesteps")
+            raise UsageError(f"learn: {error}; expected some of {known}") from error
+        show = progress_bar or self._verbose > 0
+        directory = None if run_dir is None else Path(run_dir)
+        more = replace(config, total_timesteps=self._run.steps + config.total_timesteps)
+        result = self.train(more, directory, show, callback)
+        if result.exit_reason == "SIGINT":
+            raise KeyboardInterrupt
+        if result.exit_reason == "SIGTERM":
+            raise SystemExit(result.exit_code)
+        return self
+
+    def train(
+        self, config: SessionConfig, run_dir: Path | None, show: bool, callback: Callback | None = None
+    ) -> Result:
+        """Train up to config.total_timesteps steps in all, counted from the run's start."""
+        if self._is_closed:
+            raise UsageError("this model was closed; make or load another one")
+        if self._is_torn:
+            self._rewind()
+        parts = self._parts
+        if run_dir is not None:
+            open_run_dir(run_dir, encode(parts.config) | {"session": asdict(config)}, self._is_new)
+            self._is_new = False
+        view = None
+        if show:
+            view = TerminalView(parts.config.env.name, config.total_timesteps, facts(parts, self._run.algorithm))
+            parts.reader.say = view.message
+        files = SessionFiles(run_dir, config, len(parts.topology.shards), parts.topology.max_lag > 0)
+        session = Session(
+            self._run, config, self._evaluated, files, run_dir, view, callback, notes=parts.topology.reasons
+        )
+        self._is_torn = True  # until the session comes to an orderly end
+        with torch_threads(self._run.algorithm.threads):  # once for all updates
+            self.result = session.train()
+        self._is_torn = self.result.exit_code in (130, 143)
+        return self.result
+
+    def predict(
+        self, observation: Any, state: None = None, episode_start: None = None, deterministic: bool = False
+    ) -> tuple[Array, None]:
+        """Actions for one observation or a batch, as the environment wants them; `state` is for SB3's signature."""
+        parts, space = self._parts, self._parts.observation
+        obs = np.asarray(observation)
+        is_single = obs.shape == shape_of(space)
+        if not is_single and obs.shape[1:] != shape_of(space):
+            raise SchemaError(f"predict: expected observations of shape {shape_of(space)} or [n, ...], got {obs.shape}")
+        if not np.can_cast(obs.dtype, space.dtype, "same_kind"):
+            raise SchemaError(f"predict: expected dtype {space.dtype}, got {obs.dtype}")
+        rows = np.ascontiguousarray(obs[None] if is_single else obs, space.dtype)
+        noise = None
+        if not deterministic:
+            spec = as_policy(parts.module).noise
+            drawn = build_noise(spec, range(len(rows)), parts.config.seed, Purpose.EVALUATION_NOISE)
+            noise = drawn.draw(np.full(len(rows), self._predictions), 1)[0]
+            self._predictions += 1
+        actions = np.empty((len(rows), *shape_of(parts.action)), parts.action.dtype)
+        with torch_threads(1):
+            LocalInference(parts.module, space, parts.action, parts.tile).act({"obs": rows}, noise, actions)
+        actions = sender(parts.action)(actions)
+        return (actions[0] if is_single else actions), None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything needed to go on, or to predict, into a directory."""
+        save(self._snapshot(), Path(path))
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        env: EnvSource | EnvSpec | None = None,
+        policy: Module | None = None,
+        weights_only: bool = False,
+        topology: str | None = None,
+        workers: int | str | None = None,
+        **schedules: Any,
+    ) -> Self:
+        """A model from `save`, a checkpoint or a run directory, ready to go on learning bit for bit.
+
+        With `weights_only` it is for predicting and evaluating: live episodes are not replayed, learning starts anew.
+        `topology` and `workers` place its actors elsewhere than the saved run's, which changes no bit of a synchronous
+        run. Functions can't be saved: pass the environment, the policy's module or a schedule again if it was one.
+        """
+        _, snapshot, damaged = find_latest(Path(path))
+        for line in damaged:
+            warnings.warn(line, stacklevel=2)
+        place = None
+        if topology is not None or workers is not None:
+            saved = TopologyConfig(**snapshot.state["config"]["topology"])
+            asked = str(workers) if workers is not None else "auto"
+            place = replace(saved, topology=topology or saved.topology, workers=asked, shards=0)
+        return cls.from_snapshot(snapshot, env, policy, weights_only, place, **schedules)
+
+    @classmethod
+    def from_snapshot(
+        cls,
+        snapshot: Snapshot,
+        env: EnvSource | EnvSpec | None = None,
+        policy: Module | None = None,
+        weights_only: bool = False,
+        topology: TopologyConfig | None = None,
+        **schedules: Any,
+    ) -> Self:
+        """The same, from a snapshot that is already in memory; `topology` may place the actors elsewhere."""
+        spec = env if isinstance(env, EnvSpec) or env is None else with_env(snapshot.state["config"]["env"], env)
+        config = decode(snapshot.state["config"], spec, **schedules)
+        config = config if topology is None else replace(config, topology=topology)
+        if cls.algorithm not in (None, config.algorithm.name):
+            raise UsageError(
+                f"expected a checkpoint of {cls.algorithm}, got one of {config.algorithm.name}; "
+                f"load it with hr.{config.algorithm.name.upper()}"
+            )
+        if policy is None and config.policy.policy not in _OWN_POLICIES:
+            raise UsageError(
+                f"the run's policy was a module of its own ({config.policy.policy}); pass policy=... again"
+            )
+        model = cls.from_config(config, policy)
+        try:
+            if weights_only:
+                model._parts.weights.load(snapshot.weights)
+            else:
+                model._parts.require_fit(snapshot)
+                model._run.restore(snapshot)
+                model._is_new = False
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._is_closed = True
+        self._run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def policy(self) -> Module:
+        """The torch module that is trained."""
+        return self._parts.module
+
+    @property
+    def num_timesteps(self) -> int:
+        """Real environment steps so far."""
+        return self._run.steps
+
+    @property
+    def run(self) -> Run:
+        """The run, for those who want to look."""
+        return self._run
+
+    @property
+    def parts(self) -> Parts:
+        """What the run is made of, for those who want to look."""
+        return self._parts
+
+    def _evaluated(self, n_episodes: int) -> Any:
+        return evaluate_parts(self._parts, n_episodes)
+
+    def _snapshot(self) -> Snapshot:
+        if not self._run.is_whole:
+            raise HeadraceError("the last update was broken off in the middle; load the last checkpoint instead")
+        return self._run.snapshot()
+
+    def _rewind(self) -> None:
+        """Back to the last commit, by replay, with fresh environments and the same module."""
+        parts, snapshot = self._parts, self._snapshot()
+        self._run.close()
+        run, fresh = build_run(parts.config, parts.module, parts.schedule)
+        try:
+            fresh.require_fit(snapshot)
+            run.restore(snapshot)
+        except BaseException:
+            run.close()
+            raise
+        self._run, self._parts = run, fresh

@@ -1,0 +1,77 @@
+"""hr.PPO: proximal policy optimisation, with SB3's names and defaults. Knows keyword arguments; the rest is `Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from headrace.api.arguments import drawn_seed, env_spec, own_module, place, policy_config
+from headrace.api.model import Model
+from headrace.envs.spec import EnvSource, EnvSpec
+from headrace.learning.config import PpoConfig
+from headrace.learning.config import Schedule as Coefficient
+from headrace.policies.policy import Module
+from headrace.run_config import RunConfig
+
+_ALGORITHM = tuple(field.name for field in fields(PpoConfig))
+_PLACE = (
+    "n_envs", "n_steps", "topology", "workers", "inference", "max_lag", "shards", "start_method", "pick_up_rows",
+    "publish_every", "batch",
+)  # fmt: skip
+
+
+class PPO(Model):
+    """Proximal policy optimisation over environments that headrace builds, seeds and steps."""
+
+    algorithm = "ppo"
+
+    def __init__(
+        self,
+        policy: str | Module,
+        env: EnvSource | EnvSpec,
+        learning_rate: Coefficient = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: Coefficient = 0.2,
+        clip_range_vf: float | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: Coefficient = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        target_kl: float | None = None,
+        *,
+        n_envs: int = 8,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[EnvSource] = (),
+        action_repeat: int = 1,
+        policy_kwargs: Mapping[str, Any] | None = None,
+        gradients: str = "auto",
+        learner_threads: int = 1,
+        late: str = "weight",
+        late_clip: float = 1.0,
+        topology: str = "auto",
+        workers: int | str = "auto",
+        inference: str = "auto",
+        max_lag: int = 0,
+        shards: int = 0,
+        start_method: str = "forkserver",
+        pick_up_rows: int = -1,
+        publish_every: int | str = 1,
+        batch: str = "every_shard",
+        seed: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        given = locals()
+        config = RunConfig(
+            env=env_spec(env, env_kwargs, wrappers, action_repeat),
+            seed=drawn_seed(seed),
+            policy=policy_config(policy, policy_kwargs),
+            algorithm=PpoConfig(**{name: given[name] for name in _ALGORITHM}),
+            topology=place(**{name: given[name] for name in _PLACE}),
+        )
+        self._set_up(config, own_module(policy))
+        self._verbose = verbose

@@ -1,0 +1,284 @@
+"""The reader of slabs: the source of a run over environments. Leases go out, committed slabs come back as batches.
+
+    grant (pace) -> lease -> order to the shard's host -> wait -> take (fences compared) -> too old? rejected
+        -> enough of them: entered in ledger and journal -> batch in env order, lent -> give back: settled, released
+
+Wherever hosts run, this side is the same, and it alone writes ledger, journal and statistics, from committed slabs: a
+dying worker can't tear them. A collect that is broken off has entered nothing.
+Does not know what is learned from a batch, nor how hosts are started.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.clock import now_ns, now_s
+from headrace.collecting.host import Order, Spent
+from headrace.collecting.place import Place, Say
+from headrace.collecting.schedule import Schedule, SlabUse, slab_use
+from headrace.collecting.source import Harvest, Totals
+from headrace.collecting.topology import Topology
+from headrace.episodes.journal import Journal, Standing
+from headrace.episodes.statistics import EpisodeStatistics, Finished
+from headrace.errors import HeadraceError
+from headrace.learning.batch import Batch, assemble
+from headrace.memory.ledger import Ledger
+from headrace.memory.ring import Lease, Ring, Taken
+from headrace.memory.slab import Word
+from headrace.weights.store import WeightStore
+
+Array = npt.NDArray[Any]
+Open = Callable[[Topology], tuple[Ring, Place]]  # fresh memory and fresh hosts, not started yet
+
+
+class Reader:
+    """Slabs of all shards of a run."""
+
+    def __init__(
+        self,
+        open_place: Open,
+        topology: Topology,
+        journal: Journal,
+        store: WeightStore,
+        admits_late: bool = True,
+        schedule: Schedule | None = None,
+    ) -> None:
+        self._open, self._topology, self._store = open_place, topology, store
+        self._admits_late, self._schedule = admits_late, schedule
+        self.journal, self.ledger = journal, Ledger(len(topology.shards))
+        self.statistics = EpisodeStatistics(topology.shards[-1].stop)
+        self._waiting: list[deque[Taken]] = [deque() for _ in range(len(topology.shards) if topology.is_even else 1)]
+        self._in_hand: list[Taken] = []  # of the batch that is being collected
+        self._lent: list[Taken] = []
+        self._looked = 0  # at slabs for this batch
+        self._uses: list[SlabUse] = []  # those, if data may be late: an asynchronous run's schedule
+        self._age_s = 0.0  # of the oldest slab of the batch, when it was lent
+        self._rejected: list[Finished] = []  # episodes that ended in slabs that were passed over
+        self._batches = 0  # lent and given back
+        self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
+        self._failure: HeadraceError | None = None  # of what ran ahead
+        self._restarts = 0  # of places before this one
+        self._wait_s = 0.0
+        self._is_launched = False
+        self.is_interruptible = False
+        self.say: Say = lambda text: None
+        self.ring, self.place = open_place(topology)
+
+    def collect(self) -> Batch:
+        """One slab of every shard, or as many in the order they came: leased, filled, committed, taken, entered."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        self._looked, self._uses = 0, []
+        self._launch()
+        self._take()
+        self._hand_out()
+        while len(self._in_hand) < self._topology.pace.per_update:
+            ready = self._next_ready()
+            if ready is None:
+                self._wait()
+                self._take()
+                self._hand_out()
+            elif self._is_late(ready):
+                self._reject(ready)
+                self._hand_out()
+            else:
+                self._in_hand.append(ready)
+        taken, self._in_hand = self._in_hand, []
+        self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
+        for one in self._lent:  # only now: a collect that is broken off has entered nothing
+            self._enter(one)
+        self._age_s = (now_ns() - min(one.slab.word(Word.STARTED_NS) for one in self._lent)) / 1e9
+        return assemble([one.slab for one in self._lent])
+
+    def give_back(self) -> Harvest:
+        """The batch was learned from: its slabs are settled and go back to the hosts."""
+        steps = [int(one.slab.valid.sum()) for one in self._lent]
+        by_worker = [0] * self._topology.workers
+        for one, count in zip(self._lent, steps, strict=True):
+            self.ledger.consume(count)
+            self._consumed[one.lease.shard] += count
+            by_worker[self.place.worker_of(one.lease.shard)] += count
+        shards = self._topology.shards
+        ended = self.statistics.add_slabs([(shards[one.lease.shard], one.slab) for one in self._lent])
+        finished, self._rejected = (*self._rejected, *ended), []
+        workers = () if self._topology.topology == "inline" else tuple(by_worker)
+        harvest = Harvest(sum(steps), self._record(), finished, tuple(self._uses), workers)
+        for one in self._lent:  # the batch may be the slab's own memory, but nothing fills it before the next lease
+            self.ring.state.release(one.lease)
+        self._batches += bool(self._lent)
+        self._lent = []
+        self.ledger.check()
+        return harvest
+
+    def run_ahead(self) -> None:
+        """Hand out what the pace allows now; the batch that was learned from is whole, whatever happens here."""
+        try:
+            self._hand_out()
+        except HeadraceError as error:
+            self._failure = error.with_traceback(None)  # which would hold on to the batch
+
+    def totals(self) -> Totals:
+        """What it has given so far."""
+        means, ledger = self.statistics.means(), self.ledger.encode()
+        del ledger["sequences"]
+        return Totals(self.statistics.finished, means[0] if means else None, ledger, self.restarts)
+
+    @property
+    def restarts(self) -> int:
+        """Workers that were lost and replaced."""
+        return self._restarts + self.place.restarts
+
+    def reopen(self, topology: Topology) -> None:
+        """Fresh memory and fresh hosts, which go on from the journal; what waited for a batch is collected again."""
+        self._forget_slabs()
+        self._restarts = self.restarts
+        self._is_launched = False
+        self._close_place()
+        self._topology = topology
+        self.ring, self.place = self._open(topology)
+        self.ring.state.resume(self.ledger.sequences, self._batches)
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Ledger, statistics and journal, copied."""
+        state, arrays = self.journal.snapshot()
+        parts = {"ledger": self.ledger.encode(), "statistics": self.statistics.encode(), "batches": self._batches}
+        return state | parts, arrays
+
+    def restore(self, state: dict[str, Any], arrays: dict[str, Array]) -> None:
+        """Go on from a snapshot, wherever hosts run now."""
+        if self._is_launched:
+            self.reopen(self._topology)
+        self.ledger.restore(state["ledger"])
+        self.statistics.restore(state["statistics"])
+        self.journal.restore(state, arrays)
+        self._batches = state["batches"]
+        self.ring.state.resume(self.ledger.sequences, self._batches)
+
+    def close(self) -> None:
+        """End the hosts, close all environments, give the memory back."""
+        self._forget_slabs()
+        self._close_place()
+
+    def _launch(self) -> None:
+        if not self._is_launched:
+            self.is_interruptible = True
+            try:
+                self.place.launch(self._standing, self.say)
+            finally:
+                self.is_interruptible = False
+            self._is_launched = True
+
+    def _standing(self, shard: int) -> Standing | None:
+        """Where a shard stands after all of its slabs that were taken."""
+        ahead = [*self._in_hand, *(one for queue in self._waiting for one in queue)]
+        mine = [one.slab for one in ahead if one.lease.shard == shard]
+        return self.journal.standing(self._topology.shards[shard], mine)
+
+    def _hand_out(self) -> None:
+        """Replace lost hosts, and order every rollout that the pace allows: that is all that keeps hosts going."""
+        if not self._is_launched:
+            return
+        for shard in self.place.replace_lost():
+            self.ring.state.revoke(shard)
+        self.ring.state.grant(self._topology.pace.limit(self._batches))
+        version = self._store.version
+        for lease in self.ring.every_lease() if self._schedule is None else self._scheduled(self._schedule):
+            versions = None if self._schedule is None else self._schedule.versions_of(lease.shard, lease.sequence)
+            self.place.order(Order(lease, version, self.ring.offset(lease), versions))
+
+    def _scheduled(self, schedule: Schedule) -> Iterator[Lease]:
+        """Leases in the order of a recorded run."""
+        begun = sum(self.ring.state.sequences) + len(self.ring.state.open_slots())
+        for use in schedule.uses[begun:]:
+            lease = self.ring.lease(use.shard)
+            if lease is None:
+                return
+            yield lease
+
+    def _wait(self) -> None:
+        self.is_interruptible, began = True, now_s()
+        try:
+            self.place.wait()
+        finally:
+            self.is_interruptible = False
+            self._wait_s += now_s() - began
+
+    def _take(self) -> None:
+        for one in self.ring.take():
+            self._waiting[one.lease.shard if self._topology.is_even else 0].append(one)
+
+    def _next_ready(self) -> Taken | None:
+        """The next slab of the batch, if it is there: one of every shard in turn, or the first that came."""
+        queue = self._waiting[self._looked % len(self._waiting)]
+        if not queue:
+            return None
+        one = queue.popleft()
+        self._looked += 1
+        if self._topology.max_lag:
+            self._uses.append(slab_use(one.lease, one.slab.version))
+        return one
+
+    def _is_late(self, one: Taken) -> bool:
+        lag = self._store.version - int(one.slab.version.min())
+        return self._topology.pace.is_too_old(lag, is_strict=not self._admits_late)
+
+    def _enter(self, one: Taken) -> None:
+        self.ledger.enter(one.lease.shard, one.lease.sequence, int(one.slab.valid.sum()))
+        self.journal.enter(self._topology.shards[one.lease.shard], one.slab)
+
+    def _reject(self, one: Taken) -> None:
+        """Passed over; its episodes still happened, and are reported with the next batch's."""
+        self._enter(one)
+        self.ledger.reject(int(one.slab.valid.sum()))
+        self._rejected += self.statistics.add_slabs([(self._topology.shards[one.lease.shard], one.slab)])
+        self.ring.state.reject(one.lease)
+
+    def _record(self) -> dict[str, float]:
+        """What is logged of a batch's collection."""
+        slabs, version, ledger = [one.slab for one in self._lent], self._store.version, self.ledger
+        spent, self.place.spent = self.place.spent, Spent()
+        wait_s, self._wait_s = self._wait_s, 0.0
+        is_inline = self._topology.topology == "inline"
+        own = spent if is_inline else Spent()
+        sizes = [slab.schema.n_envs for slab in slabs]
+        shares = self._consumed / [len(shard) for shard in self._topology.shards]
+        means = self.statistics.means()
+        record = {
+            "headrace/time/env": own.env,
+            "headrace/time/inference": own.inference,
+            "headrace/time/copy": own.copy,
+            "headrace/time/wait": 0.0 if is_inline else wait_s,
+            "headrace/lag": float(version - min(slab.version.min() for slab in slabs)),
+            "headrace/lag_mean": float(version - np.average([slab.version.mean() for slab in slabs], weights=sizes)),
+            "headrace/rollout_age_s": self._age_s,
+            "headrace/queue_depth": float(sum(len(queue) for queue in self._waiting)),
+            "headrace/restarts": float(self.restarts),
+            "headrace/actors/env_s": spent.env,
+            "headrace/actors/inference_s": spent.inference,
+            "headrace/actors/idle_s": spent.idle,
+            "headrace/least_share": float(shares.min() / max(shares.mean(), 1e-9)),
+            "headrace/episodes": float(self.statistics.finished),
+            "headrace/ledger/produced": float(ledger.produced),
+            "headrace/ledger/consumed": float(ledger.consumed),
+            "headrace/ledger/rejected": float(ledger.rejected),
+            "headrace/ledger/discarded": float(sum(ledger.discarded.values())),
+        }
+        return record | ({"rollout/ep_rew_mean": means[0], "rollout/ep_len_mean": means[1]} if means else {})
+
+    def _forget_slabs(self) -> None:
+        """Slabs that nothing will be learned from: views of memory that is about to go."""
+        for queue in self._waiting:
+            queue.clear()
+        self._in_hand, self._lent = [], []
+
+    def _close_place(self) -> None:
+        try:
+            self.place.close()
+        finally:
+            self.ring.close()

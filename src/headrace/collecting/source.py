@@ -1,0 +1,71 @@
+"""The source port: what lends batches to a learner. The reader of slabs is one, groups of LLM episodes are another.
+
+    collect() -> batch, lent     ... the learner learns ...     give_back() -> Harvest     run_ahead() -> more begins
+
+A source owns its ledger, journal, statistics, schedule and supervision. Between give_back and the next collect its
+snapshot is all that a run needs to go on; what is collected meanwhile is collected again after a restore.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from headrace.collecting.schedule import SlabUse
+from headrace.episodes.statistics import Finished
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Harvest:
+    """What became of a batch that was given back."""
+
+    steps: int
+    """Real transitions in it."""
+    record: dict[str, float]
+    finished: tuple[Finished, ...] = ()
+    """The episodes that ended in it, by row, then environment."""
+    uses: tuple[SlabUse, ...] = ()
+    """The rollouts that were looked at for it, in order: an asynchronous run's schedule."""
+    steps_by_worker: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a source has given so far."""
+
+    episodes: int
+    mean_return: float | None
+    ledger: dict[str, Any]
+    restarts: int
+
+
+class Source(Protocol):
+    """See the module docstring."""
+
+    is_interruptible: bool
+    """Whether it waits: a signal may break it off there and nowhere else."""
+
+    def collect(self) -> Any:
+        """The next batch; the caller gives it back before it asks for another."""
+
+    def give_back(self) -> Harvest:
+        """The batch was learned from."""
+
+    def run_ahead(self) -> None:
+        """Begin what the pace allows; a failure of what runs ahead is raised by the next collect."""
+
+    def totals(self) -> Totals:
+        """What it has given so far."""
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """What it needs to go on, as JSON and arrays, copied."""
+
+    def restore(self, state: dict[str, Any], arrays: dict[str, Array]) -> None:
+        """Go on from a snapshot."""
+
+    def close(self) -> None:
+        """End what collects and give the memory back; may be called twice."""

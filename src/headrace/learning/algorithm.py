@@ -1,0 +1,45 @@
+"""The algorithm port: what turns a batch into changed parameters. Three methods, no base class.
+
+    learn(batch, moment) -> record          changes the module's parameters in place
+    state() -> JSON, tensors                restore(...): goes on from them, bit for bit
+
+Everything between a batch as it was collected and the new parameters is an algorithm's own: completion with the policy
+that acted, targets, epochs, replay, target networks. `Moment` is all it knows of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a run is when it learns."""
+
+    update: int
+    """Updates before this one."""
+    version: int
+    """The latest published version."""
+    is_present: bool
+    """Whether the module's parameters are that version's: they are not if it publishes less often than it learns."""
+    progress_remaining: float
+    """From 1 at the start to 0 at the end; schedules follow it."""
+    acted: Callable[[int], nn.Module]
+    """The policy that acted, by version; for reading."""
+
+
+class Algorithm(Protocol):
+    """See the module docstring. `summary` says in a few words how it learns."""
+
+    summary: str
+    threads: int  # of torch, while it learns
+
+    def learn(self, batch: Any, moment: Moment) -> dict[str, float]: ...
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
+
+    def restore(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None: ...

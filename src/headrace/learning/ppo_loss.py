@@ -1,0 +1,144 @@
+"""PPO's loss, and how its gradients reach the flat vector. Pure: tensors in, tensors out.
+
+    rows, index --minibatch--> Minibatch (advantages normalised over all of it)
+    Minibatch, start, stop --policy.evaluate, ppo_loss, autograd--> that range's share of the gradient, in `out`; Terms
+
+Shares of a minibatch add up to the whole: every mean is a sum over the range, divided by the minibatch's size.
+`AutogradGradients` is the reference and takes any policy; `learning/closed_form` is the same for the plain MLP, faster.
+Does not know epochs, optimisers or schedules.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.policies.networks import as_policy
+from headrace.policies.policy import Evaluation
+from headrace.weights.flat import FlatParameters
+
+
+class Rows(NamedTuple):
+    """What acting and completion left behind, and what advantages made of it: a whole batch, or a minibatch of it."""
+
+    obs: Any  # a tensor, or tensors by name
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+    returns: Tensor
+    weight: Tensor  # of a row in the policy's loss: 1, or less where another policy than the clipped one acted
+
+    def pick(self, index: Tensor) -> Rows:
+        """Some of them."""
+        obs, *others = self
+        picked = (
+            {name: leaf.index_select(0, index) for name, leaf in obs.items()}
+            if isinstance(obs, dict)
+            else obs.index_select(0, index)
+        )
+        return Rows(picked, *(tensor.index_select(0, index) for tensor in others))
+
+
+class Coefficients(NamedTuple):
+    """The loss's numbers for one update."""
+
+    clip_range: float
+    clip_range_vf: float | None
+    ent_coef: float
+    vf_coef: float
+    normalize_advantage: bool
+
+
+class Terms(NamedTuple):
+    """What is reported of a minibatch."""
+
+    loss: float
+    policy_gradient_loss: float
+    value_loss: float
+    entropy_loss: float
+    approx_kl: float
+    old_approx_kl: float
+    clip_fraction: float
+    ratio_error: float  # max |ratio - 1|: 0 up to rounding in an update's first minibatch
+
+
+class Minibatch(NamedTuple):
+    """Rows that are learned from together."""
+
+    rows: Rows
+    picked: Tensor  # which of the rows, by index
+    advantage: Tensor  # theirs, normalised over all of them if asked for, times their weights
+    coefficients: Coefficients
+
+
+class Gradients(Protocol):
+    """How a minibatch becomes a gradient."""
+
+    def minibatch(self, rows: Rows, index: Tensor, coefficients: Coefficients) -> Minibatch:
+        """What all ranges of a minibatch have in common."""
+
+    def __call__(self, minibatch: Minibatch, start: int, stop: int, out: Tensor, /) -> Terms:
+        """Write the share of rows start to stop of the minibatch's gradient into `out`, a flat vector."""
+
+
+def normalized(advantage: Tensor) -> Tensor:
+    """Zero mean, unit variance; a single row stays as it is."""
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8) if len(advantage) > 1 else advantage
+
+
+def ppo_loss(now: Evaluation, rows: Rows, advantage: Tensor, n: int, c: Coefficients) -> tuple[Tensor, Terms]:
+    """The clipped surrogate, SB3's value loss (no factor one half) and the entropy bonus; with what to report.
+
+    `rows` and `advantage` are some rows of a minibatch of n.
+    """
+    log_ratio = now.log_prob - rows.log_prob
+    ratio = log_ratio.exp()
+    gain = torch.min(advantage * ratio, advantage * ratio.clamp(1 - c.clip_range, 1 + c.clip_range))
+    policy_loss = -(gain.sum() / n)
+    value = now.value
+    if c.clip_range_vf is not None:
+        value = rows.value + (value - rows.value).clamp(-c.clip_range_vf, c.clip_range_vf)
+    value_loss = (rows.returns - value).square().sum() / n
+    entropy_loss = -(now.entropy.sum() / n)
+    loss = policy_loss + c.ent_coef * entropy_loss + c.vf_coef * value_loss
+    with torch.no_grad():
+        change = (ratio - 1).abs()
+        reported = (
+            loss,
+            policy_loss,
+            value_loss,
+            entropy_loss,
+            ((ratio - 1) - log_ratio).sum() / n,
+            -(log_ratio.sum() / n),
+            (change > c.clip_range).float().sum() / n,
+            change.max(),
+        )
+        return loss, Terms(*torch.stack(reported).tolist())
+
+
+class AutogradGradients:
+    """The general path: any policy."""
+
+    def __init__(self, flat: FlatParameters) -> None:
+        self._flat = flat
+        self._policy = as_policy(flat.module)
+
+    def minibatch(self, rows: Rows, index: Tensor, coefficients: Coefficients) -> Minibatch:
+        """The minibatch's advantages."""
+        advantage = rows.advantage.index_select(0, index)
+        if coefficients.normalize_advantage:
+            advantage = normalized(advantage)
+        return Minibatch(rows, index, advantage * rows.weight.index_select(0, index), coefficients)
+
+    def __call__(self, minibatch: Minibatch, start: int, stop: int, out: Tensor) -> Terms:
+        self._flat.attach_gradients(out)
+        out.zero_()
+        rows = minibatch.rows.pick(minibatch.picked[start:stop])
+        now = self._policy.evaluate(rows.obs, rows.action)
+        n = len(minibatch.picked)
+        loss, terms = ppo_loss(now, rows, minibatch.advantage[start:stop], n, minibatch.coefficients)
+        loss.backward()
+        return terms
