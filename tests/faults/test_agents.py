@@ -143,6 +143,22 @@ def test_5_a_failure_is_data_and_the_batch_does_not_shrink(backend: str, n_jobs:
 
 
 @pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
+def test_5_the_ledger_knows_where_every_group_went(backend: str, n_jobs: int) -> None:
+    """Produced = consumed + rejected + discarded, by reason, over several calls; the broken-off ones included."""
+    with hr.AgentRollouts([spec(Raising, where="step")], "scripted", n_jobs, backend, group_size=2) as one:
+        groups = one.run(6)
+        stream = one.stream(6)
+        groups.append(next(stream))
+        stream.close()
+        ledger = one.statistics.ledger
+        one.ledger.check()
+    failed = sum(group.status == FAILED for group in groups)
+    assert ledger["consumed"] == 7 - failed
+    assert ledger["discarded"]["env"] == failed > 0
+    assert ledger["produced"] == 7 + ledger["discarded"].get("broken off", 0)
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
 def test_6_pass_at_k_is_there_and_the_same(backend: str, n_jobs: int) -> None:
     numbers = summary(rolled(spec(Counting), backend, n_jobs, groups=4, group_size=4))
     assert {"Counting/pass@1", "Counting/pass@2", "Counting/pass@4"} <= set(numbers)

@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 def engine_of(config: AgentsConfig, on_step: Callable[[int, int], None] = lambda done, total: None) -> Engine:
     """The engine that a configuration asks for."""
-    told = config.engine
-    if told.kind == "scripted":
-        return scripted(random_answers, told.latency, told.batching)
-    if told.kind == "openai":
+    settings = config.engine
+    if settings.kind == "scripted":
+        return scripted(random_answers, settings.latency, settings.batching)
+    if settings.kind == "openai":
         from headrace.agents.engines.openai import OpenAIEngine
 
-        codec = TokenizerCodec.from_folder(Path(told.tokenizer)) if told.tokenizer else None
-        return OpenAIEngine(codec, told.server)
-    return tiny_engine(config.envs, config.rules, config.seed, told.steps, told.slots, told.parked, on_step)
+        codec = TokenizerCodec.from_folder(Path(settings.tokenizer)) if settings.tokenizer else None
+        return OpenAIEngine(codec, settings.server)
+    return tiny_engine(config.envs, config.rules, config.seed, settings.steps, settings.slots, settings.parked, on_step)
 
 
 def tiny_engine(

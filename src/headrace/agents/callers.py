@@ -4,9 +4,9 @@
     Bridge, of a loop: result(future) · post(call) ──> box ──(one wake-up)──> loop: every call in the box, in order
 
 Calls that wait get a thread each; calls that are over in no time share a few, since threads that take turns at the
-interpreter cost more than such a call. Which kind they are is learned from those that came back; if nobody takes a call
-for a moment, all who run are in one that waits, and more threads come. A thread takes call after call without the lock;
-that is for those who go to sleep, wake others, or give up.
+interpreter cost more than such a call. Which kind they are is learned from those that came back; if no call is taken
+for a moment, all threads are in one that waits, and more threads come. A thread takes call after call without the
+lock; that is for threads that go to sleep, wake others, or give up.
 
 Python can't stop a thread, so a hung call keeps its own until it returns; then `afterwards` runs (an environment is
 closed where it was stuck) and the thread ends. Threads are daemons: a call that never returns can't keep the process.
@@ -36,7 +36,7 @@ _DRAIN_S = 2e-3  # calls that wait should all have begun after that
 _SHORT_S = 2e-4  # a call that waits no longer does not keep its thread from the next
 _LONG_S = 2e-3  # computing that is not done any sooner by more threads
 _COMPUTING = 4  # threads for calls that compute
-_STUCK_S = 4e-3  # without a call being taken: whoever runs is in one that waits
+_STUCK_S = 4e-3  # without a call being taken: all threads are in one that waits
 
 
 @dataclass
@@ -89,15 +89,15 @@ class Callers:
         return job.begun_s if job is not None else None
 
     def give_up(self, future: Future[Any], afterwards: Callable[[], None]) -> bool:
-        """Nobody waits for this call any more. True: it is out, and `afterwards` runs when, and if, it returns.
+        """Its result is not waited for any more. True: it is out, and `afterwards` runs when, and if, it returns.
 
-        False: it never began, or is over; what comes after it is for whoever asks.
+        False: it never began, or is over; what comes after it is for the caller.
         """
         with self._changed:
             job = None if future.cancel() else self._running.pop(id(future), None)
             if job is None:
                 return False
-            job.afterwards = afterwards  # whoever took it out of `_running` has it: its thread sees that
+            job.afterwards = afterwards  # it is out of `_running`: its thread sees that
             self._threads.discard(job.thread)  # it is lost to us: another takes its place
             self._wake(min(1, len(self._jobs)) - self._coming)
             return True
@@ -172,7 +172,7 @@ class Callers:
                 self._keeping.wait(_STUCK_S if self._jobs else None)
                 try:
                     waits_s = now_s() - max(self._taken_s, self._jobs[0].submitted_s)
-                except IndexError:  # somebody has taken it
+                except IndexError:  # a thread has taken it
                     continue
                 if waits_s < _STUCK_S:  # it moves; what was learned since it was filled may ask for more
                     self._wake(self._wanted() - self._coming - self._num_busy)
@@ -252,11 +252,11 @@ class Bridge:
         self._box.append(call)
         if not self._is_woken:  # one wake-up too many does no harm; one too few can't be: see `_empty`
             self._is_woken = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended: it waits for nothing
                 self._loop.call_soon_threadsafe(self._empty)
 
     async def result(self, future: Future[T], limit_s: float | None = None) -> T:
-        """What a future of some thread gives; TimeoutError after limit_s. Whoever stops waiting leaves it to itself."""
+        """What a future of some thread gives; TimeoutError after limit_s. A waiter that stops leaves it to itself."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         future.add_done_callback(lambda _: self.post(partial(_wake, waiter)))
         await awaited(waiter, limit_s)

@@ -179,8 +179,8 @@ def text_table(comparison: Comparison) -> str:
         ("groups", f"{len(one.groups)}", f"{len(other.groups)}"),
         ("records", one.fingerprint[:12], other.fingerprint[:12]),
     ]
-    told = [name for name in sorted({*one.metrics, *other.metrics}) if _is_shown(name)]
-    rows += [(name, *(f"{side.metrics.get(name, float('nan')):.3f}" for side in (one, other))) for name in told]
+    names = [name for name in sorted({*one.metrics, *other.metrics}) if _is_shown(name)]
+    rows += [(name, *(f"{side.metrics.get(name, float('nan')):.3f}" for side in (one, other))) for name in names]
     bad = (comparison.faulty_sequential, comparison.faulty_parallel)
     rows.append(("with failures: groups failed", *(f"{len(side.failures)} of {len(side.groups)}" for side in bad)))
     rows.append(("with failures: records", *(side.fingerprint[:12] for side in bad)))

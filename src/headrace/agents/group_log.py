@@ -58,8 +58,8 @@ class GroupLog:
         """No more."""
         self._file.close()
 
-    def _write(self, told: dict[str, Any]) -> None:
-        self._file.write(_line(told))
+    def _write(self, data: dict[str, Any]) -> None:
+        self._file.write(_line(data))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -71,8 +71,8 @@ class GroupLog:
         size = 0
         for number, line in enumerate(lines):
             try:
-                told = json.loads(line)
-                group = None if number == 0 else decode(told)
+                data = json.loads(line)
+                group = None if number == 0 else decode(data)
             except (ValueError, KeyError, TypeError) as error:
                 if 0 < number == len(lines) - 1:
                     break  # torn: its group was never handed over
@@ -81,7 +81,7 @@ class GroupLog:
                     f"group is played again, or choose another directory"
                 ) from error
             if group is None:
-                _require_same(self.path, told.get("identity") if isinstance(told, dict) else None, identity)
+                _require_same(self.path, data.get("identity") if isinstance(data, dict) else None, identity)
             else:
                 self.groups[group.number] = group
             size += len(line)
@@ -137,8 +137,8 @@ def _lock(file: IO[bytes], path: Path) -> None:
         pause.wait(0.05)
 
 
-def _line(told: dict[str, Any]) -> bytes:
-    return json.dumps(told).encode() + b"\n"
+def _line(data: dict[str, Any]) -> bytes:
+    return json.dumps(data).encode() + b"\n"
 
 
 def _lines(path: Path) -> Iterator[bytes]:

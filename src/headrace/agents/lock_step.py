@@ -1,6 +1,6 @@
-"""The ways without workers: every environment moves; then all who have a question ask in one batch.
+"""The ways without workers: every environment moves; then all that have a question ask in one batch.
 
-    [ open or act -> questions -> generate(all of them) -> answers ] until nobody is left
+    [ open or act -> questions -> generate(all of them) -> answers ] until no episode is left
 
 Sequential moves them one after the other: what `base` runs, what auto chooses for cheap environments, and what the
 parallel way falls back to. Lock-step moves them side by side, which pays where a step waits, but for less than passing
@@ -35,7 +35,7 @@ def play(
     reusable: frozenset[str],
     is_side_by_side: bool = False,
 ) -> Generator[Group, None, None]:
-    """Play whatever `next_ticket` gives until it gives None and nobody is left; groups come as they finish."""
+    """Play whatever `next_ticket` gives until it gives None and no episode is left; groups come as they finish."""
     movers, pool = _Movers(limits, is_side_by_side), EnvPool(reusable)
     tables: dict[int, Table] = {}
     moving: list[tuple[Seat, Move]] = []
@@ -133,8 +133,8 @@ class _Movers:
         try:
             self._callers.submit_all([(move, future) for (_, move), future in zip(moves, calls, strict=True)])
             self._wait(calls, give_up)
-        except BaseException:  # broken off: whoever is in a call is closed by its own thread
-            for future in reversed(calls):  # the last of the queue first: nobody begins in the place of who is given up
+        except BaseException:  # broken off: an environment in a call is closed by its own thread
+            for future in reversed(calls):  # the last of the queue first: no call begins in the place of one given up
                 if not future.done():
                     give_up(future)
             raise
@@ -144,11 +144,11 @@ class _Movers:
         ]
 
     def leave(self, seat: Seat) -> None:
-        """Its environment is closed, or given back, when everybody has moved."""
+        """Its environment is closed, or given back, when all have moved."""
         self._leaving.append(seat)
 
     def settle(self, limit_s: float | None = None) -> None:
-        """Whoever leaves is closed; what does not come back from that is left behind. `limit_s`: all together."""
+        """Seats that leave are closed; what does not come back from that is left behind. `limit_s`: all together."""
         if not self._leaving:
             return
         calls = {Future[None](): seat for seat in self._leaving}
@@ -166,7 +166,7 @@ class _Movers:
                 report_close(seat, str(error))
 
     def close(self, seats: Iterable[Seat], pool: EnvPool) -> None:
-        """Everybody leaves, within a moment."""
+        """All leave, within a moment."""
         patience_s = min(self._limits.env_s, END_S)
         self._leaving += [seat for seat in seats if not seat.is_abandoned]
         self.settle(patience_s)
@@ -184,7 +184,7 @@ class _Movers:
             left = {future for future in left if not future.done()}
             now, patience_s = now_s(), limit_s
             for future in tuple(left):
-                begun_s = self._callers.begun_s(future)  # None: it waits for a thread, which is our matter
+                begun_s = self._callers.begun_s(future)  # None: it waits for a thread, which is not its fault
                 rest_s = min(until_s - now, limit_s if begun_s is None else begun_s + limit_s - now)
                 if rest_s > 0:
                     patience_s = min(patience_s, rest_s)

@@ -38,8 +38,8 @@ def codec_of(path: Path) -> Codec | None:
     folder = path if path.is_dir() else path.parent
     if path.suffix == ".parquet":
         return read_codec(path)
-    told = folder / "codec.json"
-    return described(json.loads(told.read_text())) if told.exists() else None
+    file = folder / "codec.json"
+    return described(json.loads(file.read_text())) if file.exists() else None
 
 
 def listing(groups: Sequence[Group]) -> str:
@@ -86,8 +86,8 @@ def conversation(one: Episode, codec: Codec | None = None, has_colour: bool = Tr
             _append_tokens(text, one, index, codec, has_colour)
         else:
             text.append(turn.answer if has_colour else f"⟦{turn.answer}⟧", "green")
-        told = " · ".join(turn.actions) if turn.is_valid else "not valid, nothing was done"
-        text.append(f"\n-> {told}\n", "bold" if turn.is_valid else "bold red")
+        done = " · ".join(turn.actions) if turn.is_valid else "not valid, nothing was done"
+        text.append(f"\n-> {done}\n", "bold" if turn.is_valid else "bold red")
     return text
 
 

@@ -153,6 +153,16 @@ def test_none_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scene.scheduler.num_waiting == 4, "another way can play them"
 
 
+def test_one_worker_is_enough_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that dies before it was ever ready is started again, if another is up."""
+    scene = Scene(monkeypatch)
+    scene.look()
+    scene.desk.join(0, 0)
+    scene.desk.died(1, 0, "killed while it imported")
+    scene.look()
+    assert scene.hosts.started[2:] == [(1, 1)]
+
+
 def test_workers_that_keep_dying_fail_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     lives = 0

@@ -3,10 +3,10 @@
     submit ──> waiting ──(hold a moment?)──> batch ──> model.run ──> each future gets its own answer
 
 How long to hold is decided by what it costs: b requests that wait t seconds for one more lose b * t, and the late one
-would lose a whole batch time S. So the batch goes when nobody came for S / b seconds, when it is full, when max_wait_s
-is over, or when everybody who is alive is already in it. Those who were answered just now come back when their
-environments have moved: if that is known to be soon they are waited for, since two halves that take turns at the engine
-would do so for ever.
+would lose a whole batch time S. So the batch goes when no request came for S / b seconds, when it is full, when
+max_wait_s is over, or when every live episode is already in it. Episodes that were answered just now come back when
+their environments have moved: if that is known to be soon they are waited for, since two halves that take turns at the
+engine would do so for ever.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Batched:
             self._returned(request)
             self._waiting.append((request, future))
             if len(self._waiting) == 1 or len(self._waiting) >= min(self._bounds.max_batch, self._live):
-                self._changed.notify()  # else whoever holds the batch looks when its time is over
+                self._changed.notify()  # else the batcher looks when the batch's time is over
         return future
 
     def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
@@ -144,7 +144,7 @@ class Batched:
         return answers
 
     def expect(self, live: int) -> None:
-        """Nobody waits for more than these."""
+        """More requests than these can't come."""
         with self._changed:
             self._live = max(1, live)
             self._changed.notify()
@@ -159,7 +159,7 @@ class Batched:
         return self._statistics
 
     def close(self) -> None:
-        """Whoever still waits is told."""
+        """Requests that wait fail."""
         with self._changed:
             if self._is_closed:
                 return

@@ -1,9 +1,9 @@
-"""The protocol of engines: a request in, a completion out, now or later; nobody waits for others at a barrier.
+"""The protocol of engines: a request in, a completion out, now or later; no request waits for others at a barrier.
 
     submit(request) -> Future[Completion]     as requests come, batched with whatever else is there
     generate(requests) -> completions          one batch, for a lock-step loop
 
-Workers hold a client of this, never the engine itself. What an engine returns is checked here before anybody uses it.
+Workers hold a client of this, never the engine itself. What an engine returns is checked here before it is used.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class TextEnv(Protocol):
 
     @property
     def instructions(self) -> str:
-        """What the task is; told once, with the first observation."""
+        """What the task is; part of the first question."""
 
     @property
     def actions(self) -> Sequence[str] | None:
