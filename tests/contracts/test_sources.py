@@ -130,16 +130,16 @@ def rig(kind: str, env: EnvSpec | None = None, **place: Any) -> Iterator[Rig]:
     reader = parts.reader
 
     def break_off() -> None:
-        """After one of several rollouts was waited for."""
-        parts.reader._launch()
-        real, waits = reader.place.wait, iter([True, False])
+        """With one of several rollouts in hand."""
+        real = reader._next_ready
 
-        def wait() -> None:
-            if not next(waits):
+        def next_ready() -> Taken | None:
+            if reader._in_hand:
+                reader._next_ready = real  # type: ignore[method-assign]
                 raise KeyboardInterrupt
-            real()
+            return real()
 
-        reader.place.wait = wait  # type: ignore[method-assign]
+        reader._next_ready = next_ready  # type: ignore[method-assign]
 
     try:
         yield Rig(reader, parts.weights, break_off)
