@@ -25,7 +25,6 @@ from support.pairwise import Cell, matrix
 from support.ppo_rows import completed_batch, sb3_train, shaken, spaces_named
 from support.toy_policies import OwnPolicy, mlp_policy, own_policy
 
-
 SEED = 7
 
 
