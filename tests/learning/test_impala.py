@@ -116,7 +116,7 @@ def test_a_class_refuses_the_other_algorithms_checkpoint(tmp_path: Path) -> None
 def test_options_are_the_algorithms_and_the_places() -> None:
     with pytest.raises(UsageError, match=r"unknown option learning_rat: did you mean learning_rate\?"):
         hr.IMPALA("MlpPolicy", "CartPole-v1", learning_rat=1e-3)
-    with pytest.raises(UsageError, match="unknown option frobnicate: expected some of .*batch_size.*workers"):
+    with pytest.raises(UsageError, match=r"unknown option frobnicate: expected some of .*batch_size.*workers"):
         hr.IMPALA("MlpPolicy", "CartPole-v1", frobnicate=1)
     with pytest.raises(UsageError, match="unknown option n_epochs"):
         hr.IMPALA("MlpPolicy", "CartPole-v1", n_epochs=4)
