@@ -59,7 +59,7 @@ class Stage:
         """Other weights, as the next version."""
         with torch.no_grad():
             self.flat.vector.add_(change * torch.sin(torch.arange(len(self.flat.vector))))
-        self.store.publish(self.flat.dump, self.store.version + 1)
+        self.store.publish(self.flat.published, self.store.version + 1)
         return self.store.version
 
     def order(self, shards: Sequence[int] | None = None, version: int | None = None) -> list[Lease]:
@@ -121,7 +121,7 @@ def stage(
     capacity = topology.pace.versions_kept
     store = WeightStore(flat.size, capacity, make(store_bytes(flat.size, capacity)))
     try:
-        store.publish(flat.dump, 0)
+        store.publish(flat.published, 0)
         ring, place = open_place(plan, store, flat.size, capacity, topology)
         try:
             yield Stage(plan, topology, flat, store, ring, place)
