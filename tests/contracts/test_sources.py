@@ -1,4 +1,4 @@
-"""The contract of sources, over the reader in every place and a plain list: what a run may rely on, whoever collects.
+"""The contract of sources, over the reader in every place, groups of LLM episodes and a plain list.
 
     collect -> a batch, lent ... give_back -> Harvest · run_ahead · totals · snapshot and restore, bit for bit · close
 
@@ -19,7 +19,13 @@ import numpy as np
 import pytest
 import torch
 
+import headrace as hr
+from headrace.agents.engines.protocol import Engine
+from headrace.agents.engines.scripted import scripted
+from headrace.agents.limits import Limits
+from headrace.agents.records import Group, fingerprint
 from headrace.build import build_parts
+from headrace.collecting.groups import GroupSource
 from headrace.collecting.reader import Reader
 from headrace.collecting.source import Source
 from headrace.collecting.topology import TopologyConfig
@@ -32,12 +38,13 @@ from headrace.memory.ring import Taken
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig
 from headrace.weights.versions import Weights
+from support.agent_envs import Counting, spec
 from support.list_source import ListSource
 from support.ppo_rows import completed_batch, spaces_named
 from support.toy_policies import mlp_policy
 
 READERS = ("inline", "threads", "processes")
-SOURCES = (*READERS, "list")
+SOURCES = (*READERS, "groups", "list")
 SEED = 7
 N_STEPS, N_ENVS = 6, 5
 STEADY = EnvSpec("support.faulty_envs:Steady")  # episodes of five steps
@@ -49,8 +56,10 @@ Bits = dict[str, bytes]
 COMPLETED = {"log_prob", "value", "bootstrap_value", "last_value"}  # by the algorithm
 
 
-def bits_of(batch: Batch) -> Bits:
+def bits_of(batch: Batch | list[Group]) -> Bits:
     """What was collected, by name."""
+    if isinstance(batch, list):
+        return {f"group {group.number}": fingerprint([group]).encode() for group in batch}
     arrays = {name: array for name, array in vars(batch).items() if isinstance(array, np.ndarray)}
     for name in ("leaves", "last_leaves", "final_leaves"):
         arrays |= {f"{name}.{leaf}": array for leaf, array in getattr(batch, name).items()}
@@ -62,7 +71,7 @@ class Rig:
     """A source as a run drives it: weights change after every batch, so that batches differ by their history."""
 
     source: Source
-    weights: Weights | None
+    weights: Weights | Engine | None
     break_off: Callable[[], None]
     """The next collect is broken off by KeyboardInterrupt, in the middle if it has one."""
 
@@ -70,35 +79,47 @@ class Rig:
         """One update."""
         bits = bits_of(self.source.collect())
         self.source.give_back()
-        if self.weights is not None:
+        self.publish()
+        self.source.run_ahead()
+        return bits
+
+    def publish(self) -> None:
+        """Other weights."""
+        if isinstance(self.weights, Weights):
             vector = self.weights.flat.vector
             with torch.no_grad():
                 vector.add_(0.3 * torch.sin(torch.arange(len(vector)) + float(self.weights.version)))
             self.weights.publish()
-        self.source.run_ahead()
-        return bits
+        elif self.weights is not None:
+            self.weights.publish(None)
 
     def snapshot(self) -> tuple[Any, ...]:
         """Copied, the JSON of it through JSON."""
         state, arrays = self.source.snapshot()
-        weights = None if self.weights is None else self.weights.snapshot()
+        weights = self.weights.snapshot() if isinstance(self.weights, Weights) else getattr(self.weights, "version", 0)
         return json.loads(json.dumps(state, allow_nan=False)), arrays, weights
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
         """As a run does: the source first."""
         state, arrays, weights = snapshot
         self.source.restore(state, arrays)
-        if self.weights is not None:
+        if isinstance(self.weights, Weights):
             self.weights.restore(*weights)
+        elif self.weights is not None:
+            self.weights.publish(None, weights)  # type: ignore[call-arg]
 
 
 @contextmanager
 def rig(kind: str, env: EnvSpec | None = None, **place: Any) -> Iterator[Rig]:
-    """Some environments in some place, or a list."""
+    """Some environments in some place, groups of LLM episodes, or a list."""
     if kind == "list":
-        source = ListSource(listed())
-        yield Rig(source, None, lambda: setattr(source, "fails_with", KeyboardInterrupt()))
-        source.close()
+        listing = ListSource(listed())
+        yield Rig(listing, None, lambda: setattr(listing, "fails_with", KeyboardInterrupt()))
+        listing.close()
+        return
+    if kind == "groups":
+        with group_rig() as here:
+            yield here
         return
     workers = {} if kind == "inline" else {"workers": "2"}
     late = place.pop("late", "weight")
@@ -126,6 +147,25 @@ def rig(kind: str, env: EnvSpec | None = None, **place: Any) -> Iterator[Rig]:
         parts.close()
 
 
+@contextmanager
+def group_rig() -> Iterator[Rig]:
+    engine = scripted()
+    paced = {"max_lag": 0, "groups_per_update": 3, "group_size": 2, "limits": Limits(publish_s=20.0)}
+    rollouts = hr.AgentRollouts([spec(Counting)], engine, 1, "sequential", **paced)  # type: ignore[arg-type]
+    source, played = GroupSource(rollouts), iter([False, True])
+
+    def stop(group: Group) -> None:
+        if next(played):
+            rollouts.on_group = None
+            raise KeyboardInterrupt
+
+    try:
+        yield Rig(source, engine, lambda: setattr(rollouts, "on_group", stop))
+    finally:
+        source.close()
+        engine.close()
+
+
 @cache
 def listed() -> tuple[Batch, ...]:
     observation, action = spaces_named("vector", "discrete")
@@ -136,7 +176,7 @@ def listed() -> tuple[Batch, ...]:
 @cache
 def calm(kind: str, updates: int = 5) -> tuple[Bits, ...]:
     """What every source of a kind should lend; all readers' are inline's."""
-    with rig("list" if kind == "list" else "inline") as here:
+    with rig("inline" if kind in READERS else kind) as here:
         return tuple(here.advance() for _ in range(updates))
 
 
@@ -148,11 +188,12 @@ def test_batches_are_the_same_wherever_they_are_collected(kind: str) -> None:
     with rig(kind) as here:
         got = tuple(here.advance() for _ in range(5))
     assert got == calm(kind)
-    assert len({one["reward"] for one in got}) == 5, "and no two of them are"
+    assert len({json.dumps(sorted(map(str, one.values()))) for one in got}) == 5, "and no two of them are"
 
 
-@every_source
+@pytest.mark.parametrize("kind", [*READERS, "list"])
 def test_a_batch_is_settled_when_it_is_given_back(kind: str) -> None:
+    """The ledger of groups counts those that were handed over (unit/agents)."""
     with rig(kind) as here:
         consumed = 0
         for _ in range(3):
@@ -178,6 +219,11 @@ def test_a_batch_stays_as_it_is_until_it_is_given_back(kind: str) -> None:
         here.source.snapshot()
         here.source.totals()
         assert bits_of(batch) == before == calm(kind)[0]
+        with pytest.raises(HeadraceError, match="the last batch was not given back"):
+            here.source.collect()
+        here.source.give_back()
+        here.publish()
+        assert here.advance() != before
 
 
 # ------------------------------------------------------------------------------------------------- snapshot and restore
@@ -235,8 +281,10 @@ def test_a_collect_that_is_broken_off_has_entered_nothing(kind: str) -> None:
         here.break_off()
         with pytest.raises(KeyboardInterrupt):
             here.source.collect()
-        assert not here.source.is_interruptible
-        assert here.source.totals() == totals
+        now = here.source.totals()
+        assert (now.episodes, now.mean_return) == (totals.episodes, totals.mean_return)
+        if kind != "groups":  # whose ledger counts what was handed over
+            assert now == totals
         state, arrays, _ = here.snapshot()
         assert state == before[0]
         assert {name: array.tobytes() for name, array in arrays.items()} == {
@@ -360,7 +408,7 @@ def test_an_asynchronous_reader_tells_its_schedule(kind: str) -> None:
     with rig(kind, max_lag=1) as here:
         next_of = [0, 0, 0]
         for _ in range(4):
-            version = here.weights.version if here.weights else 0
+            version = here.weights.version  # type: ignore[union-attr]
             here.source.collect()
             uses = here.source.give_back().uses
             assert [use.shard for use in uses] == [0, 1, 2], "one of every shard in turn"
@@ -369,8 +417,7 @@ def test_an_asynchronous_reader_tells_its_schedule(kind: str) -> None:
                 next_of[use.shard] += 1
                 assert len(use.versions) == N_STEPS
                 assert version - 1 <= min(use.versions) <= max(use.versions) <= version
-            if here.weights:
-                here.weights.publish()
+            here.publish()
             here.source.run_ahead()
 
 
@@ -380,7 +427,6 @@ def test_rollouts_that_are_too_old_are_rejected_and_accounted_for() -> None:
     with rig("inline", STEADY, max_lag=1, late="reject", pick_up_rows=0, batch="first_come") as here:
         reader = here.source
         assert isinstance(reader, Reader)
-        assert here.weights is not None
         decisions = iter([False, True, False, False, True] * 20)
 
         def is_late(one: Taken) -> bool:
@@ -392,7 +438,7 @@ def test_rollouts_that_are_too_old_are_rejected_and_accounted_for() -> None:
             reader.collect()
             harvest = reader.give_back()
             finished += harvest.finished
-            here.weights.publish()
+            here.publish()
             reader.run_ahead()
         ledger = reader.totals().ledger
         assert ledger["rejected"] > 0
@@ -406,12 +452,11 @@ def test_rollouts_that_are_too_old_are_rejected_and_accounted_for() -> None:
 def test_rows_older_than_max_lag_are_passed_over_only_if_that_is_asked_for(late: str) -> None:
     """Two publishes for one batch: what ran ahead is two versions old."""
     with rig("inline", max_lag=1, late=late, pick_up_rows=0) as here:
-        assert here.weights is not None
         here.source.collect()
         here.source.give_back()
         here.source.run_ahead()
-        here.weights.publish()
-        here.weights.publish()
+        here.publish()
+        here.publish()
         batch = here.source.collect()
         oldest = int(batch.version.min())
         here.source.give_back()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from headrace.collecting.source import Harvest, Totals
+from headrace.errors import HeadraceError
 from headrace.learning.batch import Batch
 from headrace.memory.ledger import Ledger
 
@@ -28,6 +29,8 @@ class ListSource:
     def collect(self) -> Batch:
         """The next batch."""
         assert not self._is_closed, "closed"
+        if self._lent is not None:
+            raise HeadraceError("collect: the last batch was not given back")
         failure, self.fails_with = self.fails_with, None
         if failure is not None:
             raise failure

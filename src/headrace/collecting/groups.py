@@ -40,27 +40,31 @@ class GroupSource:
             raise UsageError("rollouts: expected max_lag and groups_per_update, so that they keep pace with a learner")
         self._rollouts, self._per_update = rollouts, rollouts.pace.per_update
         self._stream: Generator[Group, None, None] | None = None
+        self._in_hand: list[Group] = []  # of the batch that is being collected
         self._lent: list[Group] = []
         self._episodes = 0
         self._returns: deque[float] = deque(maxlen=_WINDOW)
+        self._settled = rollouts.state()  # as it was after the last batch: a collect that is broken off changes nothing
 
     def collect(self) -> list[Group]:
         """The next groups that can be learned from, as many as an update needs."""
         if self._lent:
             raise HeadraceError("collect: the last batch was not given back")
-        if self._stream is None:
-            self._stream = self._rollouts.stream()
-        batch, unusable = list[Group](), 0
-        while len(batch) < self._per_update:
-            group = next(self._stream)
-            if group.status == COMPLETED:
-                batch.append(group)
-                unusable = 0
-                continue
-            unusable += 1
-            if unusable >= _MOST_UNUSABLE * self._per_update:
-                raise HeadraceError(f"{unusable} groups in a row can't be learned from; the last {_why(group)}")
-        self._lent = sorted(batch, key=lambda group: group.number)
+        unusable = 0
+        try:
+            while len(self._in_hand) < self._per_update:
+                group = self._next()
+                if group.status == COMPLETED:
+                    self._in_hand.append(group)
+                    unusable = 0
+                    continue
+                unusable += 1
+                if unusable >= _MOST_UNUSABLE * self._per_update:
+                    raise HeadraceError(f"{unusable} groups in a row can't be learned from; the last {_why(group)}")
+        except BaseException:
+            self._hang_up()  # what is in hand stays: the next collect goes on with it
+            raise
+        self._lent, self._in_hand = sorted(self._in_hand, key=lambda group: group.number), []
         return self._lent
 
     def give_back(self) -> Harvest:
@@ -70,6 +74,7 @@ class GroupSource:
         self._episodes += len(episodes)
         self._returns.extend(one.reward for one in episodes)
         steps = sum(len(one.turns) for one in episodes)
+        self._settled = self._rollouts.state()
         return Harvest(steps, summary(groups), tuple(_finished(one) for one in episodes))
 
     def run_ahead(self) -> None:
@@ -85,22 +90,32 @@ class GroupSource:
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Which groups came back, the ledger and the episodes' statistics."""
         own = {"episodes": self._episodes, "returns": list(self._returns)}
-        return {"rollouts": self._rollouts.state(), **own}, {}
+        return {"rollouts": self._settled, **own}, {}
 
     def restore(self, state: dict[str, Any], arrays: dict[str, Array]) -> None:
         """Go on from a snapshot: no group that was learned from comes again, and none is skipped."""
-        self._hang_up()
+        self._forget()
         self._rollouts.restore(state["rollouts"])
+        self._settled = self._rollouts.state()
         self._episodes = state["episodes"]
         self._returns = deque(state["returns"], _WINDOW)
 
     def close(self) -> None:
         """End the workers and close the group log; may be called twice."""
-        self._hang_up()
+        self._forget()
         self._rollouts.close()
 
+    def _next(self) -> Group:
+        if self._stream is None:
+            self._stream = self._rollouts.stream()
+        return next(self._stream)
+
+    def _forget(self) -> None:
+        self._hang_up()
+        self._in_hand, self._lent = [], []
+
     def _hang_up(self) -> None:
-        stream, self._stream, self._lent = self._stream, None, []
+        stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
 

@@ -74,6 +74,8 @@ class Reader:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+        if self._lent:
+            raise HeadraceError("collect: the last batch was not given back")
         self._looked, self._uses = 0, []
         self._launch()
         self._take()

@@ -149,6 +149,32 @@ def test_a_run_that_goes_on_repeats_nothing_and_skips_nothing(
     assert ledger["consumed"] == 7 * PER_UPDATE
 
 
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
+def test_a_collect_that_was_broken_off_goes_on_with_what_it_had(
+    engine: Batched, backend: str, n_jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No group is lost to the learner, and no more are played than the pace allows."""
+    source = made(engine, backend, n_jobs)
+    first = learned(source, engine, 1)
+    real, calls = source._next, iter([False, True])
+
+    def stop() -> Group:
+        """In the middle of the batch, where it waits for the next group."""
+        if next(calls):
+            raise KeyboardInterrupt
+        return real()
+
+    before = source.snapshot()
+    monkeypatch.setattr(source, "_next", stop)
+    with pytest.raises(KeyboardInterrupt):
+        source.collect()
+    monkeypatch.undo()
+    assert source.snapshot() == before, "it has entered nothing"
+    batches = first + learned(source, engine, 3)
+    source.close()
+    assert numbers(batches) == list(range(4 * PER_UPDATE))
+
+
 def test_rollouts_without_a_pace_are_refused(engine: Batched) -> None:
     with hr.AgentRollouts(["Bandit"], engine) as rollouts, pytest.raises(UsageError, match="groups_per_update"):
         GroupSource(rollouts)
