@@ -83,7 +83,7 @@ def forward_us(kind: str, rows: int = 8, calls: int = 2000) -> float:
 
     functions = {
         "forward": lambda: plain.forward(obs),
-        "act": lambda: inference.act(obs, noise, out),
+        "act": lambda: inference.act({"obs": obs}, noise, out),
         "eager torch": lambda: torch.distributions.Categorical(logits=eager(tensor)).sample(),
         "numpy": numpy_forward,
     }
