@@ -16,6 +16,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from dataclasses import dataclass
 from multiprocessing import forkserver, process, resource_tracker
 
 import pytest
+
+# The key that proves who wrote a checkpoint: the tests' own, so that none of them writes to a user's home.
+os.environ["HEADRACE_KEY_FILE"] = os.path.join(tempfile.mkdtemp(prefix="headrace-tests-"), "key")
 
 GRACE_S = 1.0  # what is already on its way out may take this long
 POLL_S = 0.01

@@ -26,7 +26,7 @@ __all__ = [
 
 _HOMES = {
     "PPO": "headrace.api.ppo",
-    "IMPALA": "headrace.api.impala",
+    "IMPALA": "headrace.api.others",
     "AgentRollouts": "headrace.agents.rollouts",
     "Collector": "headrace.api.collector",
     "evaluate_policy": "headrace.api.evaluation",

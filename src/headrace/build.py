@@ -24,6 +24,7 @@ from headrace.collecting.schedule import Schedule
 from headrace.collecting.threads import Threads
 from headrace.collecting.topology import Topology, publishing
 from headrace.collecting.worker import WorkerPlan
+from headrace.collecting.workers import Workers
 from headrace.envs.seeds import Purpose, leaf
 from headrace.episodes.journal import Journal, Standing
 from headrace.errors import SchemaError, UsageError
@@ -200,7 +201,7 @@ def open_place(plan: HostPlan, store: WeightStore, size: int, capacity: int, top
         if topology.topology == "processes":
             names = (str(ring.segment.name), str(store.segment.name))
             make_plan = partial(_worker_plan, plan, names, size, capacity)
-            place = Processes(plan, make_plan, topology.workers, topology.start_method)
+            place = Processes(Workers(plan, make_plan, topology.workers, topology.start_method))
         elif topology.topology == "threads":
             place = Threads(plan, ring.segment.buffer, store, topology.workers)
         else:

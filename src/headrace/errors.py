@@ -22,6 +22,10 @@ class UsageError(HeadraceError):
     exit_code = 2
 
 
+class ConsentError(UsageError):
+    """A file names code, kwargs or places that the user neither named nor agreed to; nothing of it was used."""
+
+
 def require_types(options: object, kinds: dict[type, tuple[str, ...]]) -> None:
     """Refuse options of the wrong type by name: {int: ("n_steps", ...), float: (...)}; an int is a float too."""
     for kind, names in kinds.items():

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSpec
-from headrace.errors import UsageError
+from headrace.errors import UsageError, require_types
 from headrace.learning.config import ALGORITHMS, AlgorithmConfig, PpoConfig
 from headrace.policies.config import PolicyConfig
 
@@ -64,6 +64,7 @@ class SessionConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise UsageError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+        require_types(self, {float: ("stop_reward",)})
         if self.stop_reward is not None and self.eval_every == 0:
             raise UsageError("stop_reward needs evaluations to look at: set eval_every as well")
         if self.tags not in ("sb3", "cleanrl", "both"):

@@ -8,13 +8,15 @@ Only what is listed in `_KNOWN` exists; a misspelt key gets the nearest one as a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from headrace.agents.auto import WAYS
+from headrace.agents.consent import require_own_words
 from headrace.agents.engines.batching import Batching
 from headrace.agents.engines.openai import Server
 from headrace.agents.engines.scripted import Latency
@@ -24,7 +26,9 @@ from headrace.agents.episode import Rules
 from headrace.agents.limits import Limits
 from headrace.agents.plan import shares
 from headrace.errors import UsageError, whole
+from headrace.files import read_named, require_bounded
 
+_MAX_BYTES, _MAX_VALUES = 1 << 20, 100_000  # of a file; what an alias stands for counts each time
 ENGINES = ("scripted", "tiny", "openai")
 
 
@@ -115,14 +119,29 @@ _OPEN = "custom_envs"  # tag -> env_type, env_config, max_actions_per_traj and o
 _CUSTOM = ("env_type", "env_config", "max_actions_per_traj", "max_turn", "max_actions_per_turn", "max_tokens")
 
 
-def load(name: str, overrides: Sequence[str] = (), folder: Path | None = None) -> AgentsConfig:
-    """A named configuration or a file, with overrides."""
-    values = dict(_KNOWN)
+def load(
+    name: str,
+    overrides: Sequence[str] = (),
+    folder: Path | None = None,
+    trust: bool = False,
+    before_import: Callable[[Iterable[str]], None] = lambda names: None,
+) -> AgentsConfig:
+    """A named configuration or a file, with overrides.
+
+    What a file names to import, call, open or send to needs the same override, or `trust`. `before_import` gets the
+    modules that are about to be imported.
+    """
+    values, typed = dict(_KNOWN), dict(_KNOWN)
     custom: dict[str, Any] = {}
+    typed_custom: dict[str, Any] = {}
     for source in _chain(name, folder):
         _merge(values, custom, source, name)
     for override in overrides:
         _override(values, custom, override)
+        _override(typed, typed_custom, override)
+    if not trust:
+        require_own_words(f"--config-name {name}", values, custom, typed, typed_custom)
+    before_import(str(entry.get("env_type")) for entry in custom.values())
     return _config(values, custom)
 
 
@@ -143,6 +162,9 @@ def _chain(name: str, folder: Path | None, above: tuple[str, ...] = ()) -> list[
     if not isinstance(below, list) or not all(isinstance(one, str) for one in below):
         raise UsageError(f"{name}: defaults: expected the name of a configuration, or several, got {below!r}")
     parents = [one for one in below if one != "_self_"]
+    for parent in parents:
+        if not re.fullmatch(r"[\w-]+", parent):  # a path would read a file that the user did not name
+            raise UsageError(f"{name}: defaults: expected names such as base, got {parent[:80]!r}")
     return [one for parent in parents for one in _chain(parent, folder, (*above, name))] + [told]
 
 
@@ -155,15 +177,16 @@ def _read(name: str, folder: Path | None) -> dict[str, Any]:
     path = next((one for one in candidates if one.is_file()), None)
     try:
         if path is not None:
-            text = path.read_text()
+            text = read_named(path, _MAX_BYTES).decode()
         else:
             text = files("headrace.agents").joinpath("configs", f"{name}.yaml").read_text()
         told = yaml.safe_load(text) or {}
+        require_bounded(told, _MAX_VALUES)
     except OSError as error:
         close = difflib.get_close_matches(name, names(folder), n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names(folder))}"
         raise UsageError(f"--config-name {name}: no such configuration: {hint}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path or name}: not YAML: {error}") from error
     if not isinstance(told, dict):
         raise UsageError(f"{path or name}: expected keys and values, got {type(told).__name__}")

@@ -24,6 +24,7 @@ from headrace.agents.plan import GroupPlan
 from headrace.agents.records import Group, decode, encode
 from headrace.clock import now_s
 from headrace.errors import UsageError
+from headrace.files import parse_json, require_no_links
 
 FILE = "groups.jsonl"
 _LOCK_S = 5.0  # workers of a program that was killed may hold on to it for a moment
@@ -37,6 +38,7 @@ class Journal:
         self.groups: dict[int, Group] = {}  # done before
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            require_no_links(folder, [FILE])
             self._file = self.path.open("ab")
         except OSError as error:
             raise UsageError(f"run directory {folder}: {error.strerror}; choose another") from error
@@ -71,8 +73,9 @@ class Journal:
         size = 0
         for number, line in enumerate(lines):
             try:
-                told = json.loads(line)
+                told = parse_json(line)
                 group = None if number == 0 else decode(told)
+                hash(None if group is None else group.number)
             except (ValueError, KeyError, TypeError) as error:
                 if 0 < number == len(lines) - 1:
                     break  # torn: it was never told to anybody
@@ -91,7 +94,7 @@ class Journal:
 def read_groups(path: Path) -> list[Group]:
     """The groups of a journal, in the order of their numbers."""
     try:
-        groups = [decode(json.loads(line)) for line in list(_lines(path))[1:]]
+        groups = [decode(parse_json(line)) for line in list(_lines(path))[1:]]
         return sorted({group.number: group for group in groups}.values(), key=lambda group: group.number)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: expected the groups.jsonl of a rollout: {type(error).__name__}: {error}") from error

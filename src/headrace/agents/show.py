@@ -6,7 +6,6 @@ text stands between ⟦ and ⟧.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from headrace.agents.exports.parquet import read_codec, read_parquet
 from headrace.agents.journal import read_groups
 from headrace.agents.records import Episode, Group
 from headrace.errors import UsageError
+from headrace.files import MAX_JSON_BYTES, parse_object, read_regular, require_no_links
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 def read_records(path: Path) -> list[Group]:
     """From a Parquet file, a groups.jsonl, or a run directory that holds one of them."""
     if path.is_dir():
+        try:
+            require_no_links(path, ("records.parquet", "groups.jsonl", "codec.json"))
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}; name the file itself") from error
         for name in ("records.parquet", "groups.jsonl"):
             if (path / name).exists():
                 return read_records(path / name)
@@ -39,7 +43,7 @@ def codec_of(path: Path) -> Codec | None:
     if path.suffix == ".parquet":
         return read_codec(path)
     told = folder / "codec.json"
-    return described(json.loads(told.read_text())) if told.exists() else None
+    return described(parse_object(read_regular(told, MAX_JSON_BYTES))) if told.exists() else None
 
 
 def listing(groups: Sequence[Group]) -> str:

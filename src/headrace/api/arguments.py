@@ -15,8 +15,6 @@ from headrace.errors import UsageError
 from headrace.policies.config import PolicyConfig
 from headrace.policies.policy import Module
 
-PLACE_OPTIONS = tuple(TopologyConfig.__dataclass_fields__)
-
 
 def env_spec(
     env: EnvSource | EnvSpec,

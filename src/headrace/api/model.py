@@ -33,6 +33,7 @@ from headrace.envs.seeds import Purpose
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import HeadraceError, SchemaError, UsageError
 from headrace.inference.local import LocalInference
+from headrace.loading import Fit, admit, require_fit
 from headrace.memory.spaces import shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module
@@ -176,6 +177,7 @@ class Model:
         weights_only: bool = False,
         topology: str | None = None,
         workers: int | str | None = None,
+        trust: bool = False,
         **schedules: Any,
     ) -> Self:
         """A model from `save`, a checkpoint or a run directory, ready to go on learning bit for bit.
@@ -183,16 +185,19 @@ class Model:
         With `weights_only` it is for predicting and evaluating: live episodes are not replayed, learning starts anew.
         `topology` and `workers` place its actors elsewhere than the saved run's, which changes no bit of a synchronous
         run. Functions can't be saved: pass the environment, the policy's module or a schedule again if it was one.
+        A checkpoint that you did not make may name a registered environment and no more: for module:attribute, kwargs
+        or wrappers pass `env` yourself, or look at it and say `trust`.
         """
         _, snapshot, damaged = find_latest(Path(path))
         for line in damaged:
             warnings.warn(line, stacklevel=2)
+        admit(snapshot, env, trust)
         place = None
         if topology is not None or workers is not None:
             saved = TopologyConfig(**snapshot.state["config"]["topology"])
             asked = str(workers) if workers is not None else "auto"
             place = replace(saved, topology=topology or saved.topology, workers=asked, shards=0)
-        return cls.from_snapshot(snapshot, env, policy, weights_only, place, **schedules)
+        return cls.from_snapshot(snapshot, env, policy, weights_only, place, trust, **schedules)
 
     @classmethod
     def from_snapshot(
@@ -202,9 +207,11 @@ class Model:
         policy: Module | None = None,
         weights_only: bool = False,
         topology: TopologyConfig | None = None,
+        trust: bool = False,
         **schedules: Any,
     ) -> Self:
         """The same, from a snapshot that is already in memory; `topology` may place the actors elsewhere."""
+        admit(snapshot, env, trust)
         spec = env if isinstance(env, EnvSpec) or env is None else with_env(snapshot.state["config"]["env"], env)
         config = decode(snapshot.state["config"], spec, **schedules)
         config = config if topology is None else replace(config, topology=topology)
@@ -219,6 +226,7 @@ class Model:
             )
         model = cls.from_config(config, policy)
         try:
+            require_fit(snapshot, _fit(model._parts), weights_only)
             if weights_only:
                 model._parts.weights.load(snapshot.weights)
             else:
@@ -283,3 +291,9 @@ class Model:
             run.close()
             raise
         self._run, self._parts = run, fresh
+
+
+def _fit(parts: Parts) -> Fit:
+    shapes = {name: tuple(tensor.shape) for name, tensor in parts.module.state_dict().items()}
+    flat = parts.weights.flat
+    return Fit(shapes, flat.vector.numel(), flat.size, parts.observation, parts.action)

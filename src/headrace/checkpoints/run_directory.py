@@ -18,18 +18,25 @@ import os
 import platform
 import shutil
 import time
-import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headrace.checkpoints.arrays import read_columns
+from headrace.checkpoints.proof import CONFIGURATION, prove
 from headrace.errors import UsageError
 from headrace.evaluation.evaluate import Evaluated
+from headrace.files import MAX_JSON_BYTES, parse_object, read_regular, require_no_links
 
 logger = logging.getLogger(__name__)
 
+_WRITTEN = {
+    "config.json", "versions.json", "log.txt", "metrics.jsonl", "episodes.jsonl", "schedule.jsonl", "evaluations.npz",
+    "result.json", "report.html", "report.png", "checkpoints", "best", "superseded",
+}  # fmt: skip
+_UNFINISHED = (".partial", ".unfinished", ".old")
 _PACKAGES = ("headrace", "torch", "numpy", "gymnasium", "safetensors")
 
 
@@ -50,13 +57,14 @@ def _without_places(config: dict[str, Any]) -> dict[str, Any]:
 
 def open_run_dir(run_dir: Path, config: dict[str, Any], is_new: bool) -> None:
     """Make the directory and write what is known at the start; refused if it can't be, or holds another run."""
+    _require_no_links(run_dir)
     if is_new and any((run_dir / name).exists() for name in ("checkpoints", "metrics.jsonl")):
         raise UsageError(
             f"run directory {run_dir} already holds a run: go on with it (--resume {run_dir}, or PPO.load in Python), "
             f"or choose another directory"
         )
     if not is_new and (run_dir / "config.json").is_file():
-        theirs, ours = (_without_places(c) for c in (json.loads((run_dir / "config.json").read_text()), config))
+        theirs, ours = (_without_places(c) for c in (_read_config(run_dir / "config.json"), config))
         other = [key for key in ours if key != "session" and theirs.get(key) != ours[key]]
         if other:
             raise UsageError(
@@ -64,13 +72,38 @@ def open_run_dir(run_dir: Path, config: dict[str, Any], is_new: bool) -> None:
             )
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_json(run_dir / "config.json", config)
+        proof = prove(CONFIGURATION, config)
+        write_json(run_dir / "config.json", config if proof is None else config | {"proof": proof})
         write_json(run_dir / "versions.json", _versions())
         (run_dir / "log.txt").touch()
     except OSError as error:
         raise UsageError(
             f"run directory {run_dir}: can't be written: {error}; choose another with --run-dir"
         ) from error
+
+
+def _require_no_links(run_dir: Path) -> None:
+    """Refuse to write through a link or a pipe that an archive may have put there."""
+    found = [path.name for path in run_dir.iterdir()] if run_dir.is_dir() else []
+    written = [name for name in found if name in _WRITTEN or name.startswith("events.") or name.endswith(_UNFINISHED)]
+    try:
+        require_no_links(run_dir, written)
+        for folder in (run_dir / "checkpoints", run_dir / "superseded"):
+            require_no_links(folder, [path.name for path in folder.iterdir()] if folder.is_dir() else [])
+    except OSError as error:
+        raise UsageError(
+            f"run directory {run_dir}: {error.strerror}; remove it, or choose another directory with --run-dir"
+        ) from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = parse_object(read_regular(path, MAX_JSON_BYTES))
+        if not isinstance(config.get("topology"), dict):
+            raise ValueError("expected topology in it")
+        return config
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} can't be read: {error}; mend it, or choose another directory") from error
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
@@ -90,7 +123,7 @@ def set_newer_aside(run_dir: Path, steps: int) -> None:
     folder, aside = run_dir / "checkpoints", run_dir / "superseded"
     for torn in folder.glob(".*.partial"):
         shutil.rmtree(torn, ignore_errors=True)
-    for newer in folder.glob("step_*"):
+    for newer in folder.glob("step_*"):  # a link is moved as a link
         if newer.name > checkpoint_name(steps):
             logger.warning("%s is beyond step %d: moved to %s", newer, steps, aside)
             shutil.rmtree(aside / newer.name, ignore_errors=True)
@@ -109,11 +142,10 @@ def cut_episodes(path: Path, steps: int) -> None:
 def read_evaluations(path: Path, steps: int) -> list[tuple[int, Evaluated]]:
     """The evaluations up to a step, as an earlier session left them."""
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            columns = [kept[name].tolist() for name in ("timesteps", "results", "ep_lengths")]
+        columns = read_columns(path)
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError) as error:
         logger.warning("%s can't be read, evaluations start anew: %s", path, error)
         return []
     return [(at, Evaluated(returns, lengths)) for at, returns, lengths in zip(*columns, strict=True) if at <= steps]
@@ -137,7 +169,7 @@ def write_evaluations(path: Path, evaluations: list[tuple[int, Evaluated]]) -> N
 def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["steps"]) if line.endswith(b"\n") else float("inf")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return float("inf")
 
 

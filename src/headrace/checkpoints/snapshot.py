@@ -4,10 +4,12 @@
 
     weights     parameters and buffers by name            optimizer   Adam's state
     episodes    last observations, noise counters, the journal's actions
-    state       configuration, schema, counters, ledger, statistics        manifest   SHA-256 of every other file
+    state       configuration, schema, counters, ledger, statistics        manifest   SHA-256 of every other file, and
+                                                                           a proof that this user wrote them (proof)
 
 Written into a fresh directory beside its final name, synced, then renamed: a reader sees the whole of it or nothing.
-Every byte is covered by a hash, so damage is found before anything is used. Does not know what the numbers mean.
+Every byte is covered by a hash, so damage is found before anything is used. Read are these five names only, regular
+files within size limits, from no link. Does not know what the numbers mean.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from dataclasses import dataclass
@@ -24,15 +27,26 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 from torch import Tensor, from_numpy
 
+from headrace.checkpoints.arrays import read_tensors
+from headrace.checkpoints.proof import CHECKPOINT, doubt_about, prove
 from headrace.errors import CheckpointError
+from headrace.files import MAX_ARRAY_BYTES, MAX_JSON_BYTES, is_real_directory, parse_object, read_regular
 
 FORMAT = 2  # 1: before algorithms had names
 _TENSORS = ("weights", "optimizer", "episodes")
+_FILES = {f"{part}.safetensors": MAX_ARRAY_BYTES for part in _TENSORS} | {"state.json": MAX_JSON_BYTES}
+_STEP = re.compile(r"step_\d{1,20}")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a snapshot was read from, and why it is not proved that this user wrote it; empty if it is."""
+
+    source: Path
+    doubt: str
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,7 @@ class Snapshot:
     optimizer: dict[str, Tensor]
     episodes: dict[str, npt.NDArray[Any]]
     state: dict[str, Any]
+    origin: Origin | None = None  # None: made by this process
 
 
 def save(snapshot: Snapshot, target: Path) -> None:
@@ -53,8 +68,10 @@ def save(snapshot: Snapshot, target: Path) -> None:
         "episodes.safetensors": save_arrays({k: np.asarray(v, order="C") for k, v in snapshot.episodes.items()}),
         "state.json": json.dumps(snapshot.state, sort_keys=True).encode(),
     }
-    manifest = {"format": FORMAT, "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
-    body = json.dumps(manifest, sort_keys=True)
+    manifest: dict[str, Any] = {"format": FORMAT}
+    manifest["sha256"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    proof = prove(CHECKPOINT, manifest)
+    body = json.dumps(manifest if proof is None else manifest | {"proof": proof}, sort_keys=True)
     files["manifest.json"] = (body + "\n" + hashlib.sha256(body.encode()).hexdigest() + "\n").encode()
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -76,20 +93,18 @@ def load(source: Path) -> Snapshot:
     if not source.exists():
         source = next(iter(_set_aside(source)), source)  # a save was killed between its two renames
     try:
-        body, _, rest = (source / "manifest.json").read_bytes().partition(b"\n")
+        body, _, rest = read_regular(source / "manifest.json", MAX_JSON_BYTES).partition(b"\n")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{source}: expected a checkpoint directory with manifest.json, found none") from error
     except OSError as error:
         raise CheckpointError(f"{source}/manifest.json can't be read: {error}; use an earlier checkpoint") from error
     if rest != hashlib.sha256(body).hexdigest().encode() + b"\n":
         raise CheckpointError(f"{source}/manifest.json is damaged: its hash does not match; use an earlier checkpoint")
-    manifest = json.loads(body)
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{source}: expected checkpoint format {FORMAT}, got {manifest.get('format')}")
+    hashes, doubt = _read_manifest(source, body)
     data = {}
-    for name, expected in manifest["sha256"].items():
+    for name, expected in hashes.items():
         try:
-            data[name] = (source / name).read_bytes()
+            data[name] = read_regular(source / name, _FILES[name])
         except OSError as error:
             raise CheckpointError(f"{source}/{name} can't be read: {error}; use an earlier checkpoint") from error
         got = hashlib.sha256(data[name]).hexdigest()
@@ -98,17 +113,39 @@ def load(source: Path) -> Snapshot:
                 f"{source}/{name} is damaged: expected SHA-256 {expected[:12]}…, got {got[:12]}… "
                 f"({len(data[name])} bytes); use an earlier checkpoint"
             )
+    name = ""
     try:
-        arrays = {part: load_arrays(data[f"{part}.safetensors"]) for part in _TENSORS}
-        state = json.loads(data["state.json"])
-    except (KeyError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{source}: {error}; use an earlier checkpoint") from error
+        arrays = {part: read_tensors(data[name := f"{part}.safetensors"]) for part in _TENSORS}
+        state = parse_object(data[name := "state.json"])
+    except ValueError as error:
+        raise CheckpointError(f"{source}/{name} can't be used: {error}; use an earlier checkpoint") from error
     return Snapshot(
         {name: from_numpy(array) for name, array in arrays["weights"].items()},
         {name: from_numpy(array) for name, array in arrays["optimizer"].items()},
         arrays["episodes"],
         state,
+        Origin(source, doubt),
     )
+
+
+def _read_manifest(source: Path, body: bytes) -> tuple[dict[str, str], str]:
+    """The hash of every file, and why it is not proved that this user wrote them."""
+    where = f"{source}/manifest.json can't be used"
+    try:
+        manifest = parse_object(body)
+    except ValueError as error:
+        raise CheckpointError(f"{where}: {error}; use an earlier checkpoint") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{source}: expected checkpoint format {FORMAT}, got {str(manifest.get('format'))[:80]}")
+    hashes, proof = manifest.get("sha256"), manifest.pop("proof", None)
+    if not isinstance(hashes, dict) or not all(isinstance(one, str) for one in hashes.values()):
+        raise CheckpointError(f"{where}: expected a SHA-256 for each file; use an earlier checkpoint")
+    if hashes.keys() != _FILES.keys() or manifest.keys() != {"format", "sha256"}:
+        got = ", ".join(sorted(repr(name[:80]) for name in [*hashes, *manifest][:16]))
+        raise CheckpointError(
+            f"{where}: expected format and sha256 of {', '.join(_FILES)}, got {got}; use an earlier checkpoint"
+        )
+    return hashes, doubt_about(CHECKPOINT, manifest, proof)
 
 
 def find_latest(run_dir: Path) -> tuple[Path, Snapshot, list[str]]:
@@ -116,10 +153,14 @@ def find_latest(run_dir: Path) -> tuple[Path, Snapshot, list[str]]:
     if (run_dir / "manifest.json").is_file() or (not run_dir.exists() and _set_aside(run_dir)):
         return run_dir, load(run_dir), []
     folder = run_dir / "checkpoints"
+    if folder.is_symlink():
+        raise CheckpointError(f"{folder} is a link, which is not followed; name the directory it leads to")
     names = {path.name for path in folder.glob("step_*")}
     names |= {path.name.removeprefix(".").partition(".")[0] for path in folder.glob(".step_*.old")}  # see `load`
-    damaged: list[str] = []
-    for candidate in (folder / name for name in sorted(names, reverse=True)):
+    names = {name for name in names if _STEP.fullmatch(name)}
+    links = {name for name in names if (folder / name).is_symlink()}
+    damaged = [f"{folder / name} is a link, which is not followed" for name in sorted(links, reverse=True)]
+    for candidate in (folder / name for name in sorted(names - links, reverse=True)):
         try:
             return candidate, load(candidate), damaged
         except CheckpointError as error:
@@ -152,7 +193,7 @@ def _put_in_place(fresh: Path, target: Path) -> None:
 
 def _set_aside(target: Path) -> list[Path]:
     """Older checkpoints of that name that a save moved out of the way and has not removed yet."""
-    return sorted(target.parent.glob(f".{glob.escape(target.name)}.*.old"))
+    return sorted(filter(is_real_directory, target.parent.glob(f".{glob.escape(target.name)}.*.old")))
 
 
 def _write_synced(path: Path, data: bytes) -> None:

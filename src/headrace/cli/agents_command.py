@@ -10,8 +10,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from headrace.cli.own_modules import find_modules
 from headrace.clock import wall_time
 from headrace.errors import HeadraceError, UsageError
+from headrace.files import require_no_links
 
 
 def main(argv: list[str]) -> int:
@@ -62,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 def _configured(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-name", default="base", help="base, base-parallel, or a YAML file")
     parser.add_argument("--config-dir", type=Path, help="where else configurations lie")
+    parser.add_argument("--trust", action="store_true", help="import, call and ask what a file of --config-name names")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as in agent_proxy.max_turn=3")
 
 
@@ -74,9 +77,13 @@ def _rollout(options: argparse.Namespace) -> int:
     from headrace.agents.records import COMPLETED, fingerprint
     from headrace.views.agents import RolloutView
 
-    config = load(options.config_name, options.overrides, options.config_dir)
+    config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules)
     folder = options.run_dir or Path("runs") / f"agents__{config.seed}__{int(wall_time())}"
     _require_folder(folder, "--run-dir")
+    try:
+        require_no_links(folder, ("log.txt", "codec.json", "groups.jsonl", "records.parquet", "result.json"))
+    except OSError as error:
+        raise UsageError(f"--run-dir {folder}: {error.strerror}; remove it, or choose another directory") from error
     handler = logging.FileHandler(folder / "log.txt")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("headrace")
@@ -124,7 +131,7 @@ def _compare(options: argparse.Namespace) -> int:
     from headrace.agents.compare import compare, text_table, write_plot
     from headrace.agents.config import load
 
-    config = load(options.config_name, options.overrides, options.config_dir)
+    config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules)
     for option, path in (("--plot", options.plot), ("--json", options.json)):
         if path is not None:  # now, not after minutes of playing
             _require_folder(path.parent, option)
@@ -157,7 +164,7 @@ def _serve(options: argparse.Namespace) -> int:
     from headrace.agents.config import load
     from headrace.agents.serve import Faults, application, require_safe
 
-    config = load(options.config_name, options.overrides, options.config_dir)
+    config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules)
     require_safe(options.host, options.token)
     if not 0 < options.port < 65536:
         raise UsageError(f"--port: expected 1 to 65535, got {options.port}")
@@ -183,12 +190,17 @@ def _show(options: argparse.Namespace) -> int:
 
     from headrace.agents.show import codec_of, conversation, find_episode, listing, read_records
 
-    groups = read_records(options.file)
-    if options.episode is None:
-        print(listing(groups))
-        return 0
-    console = Console()
-    has_colour = console.is_terminal and "NO_COLOR" not in os.environ
-    told = conversation(find_episode(groups, options.episode), codec_of(options.file), has_colour)
+    try:
+        groups = read_records(options.file)
+        if options.episode is None:
+            print(listing(groups))
+            return 0
+        console = Console()
+        has_colour = console.is_terminal and "NO_COLOR" not in os.environ
+        told = conversation(find_episode(groups, options.episode), codec_of(options.file), has_colour)
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise UsageError(
+            f"{options.file}: expected the records of a rollout: {type(error).__name__}: {error}"
+        ) from error
     console.print(told, soft_wrap=True)
     return 0

@@ -30,9 +30,11 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = tyro.cli(CheckOptions, args=translate(argv), prog="headrace check")
     kwargs = env_kwargs(options.env_kwargs)
+    from headrace.cli.own_modules import find_own_modules
     from headrace.envs.spec import EnvSpec
     from headrace.evaluation.check import check_env
 
     spec = EnvSpec(options.env, kwargs, options.wrappers, options.action_repeat)
+    find_own_modules(spec.encode())
     print(check_env(spec, options.seed, progress=print).text())
     return 0

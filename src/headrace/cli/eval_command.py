@@ -30,6 +30,8 @@ class EvalOptions:
     """Exit with code 3 if the mean return is below this."""
     json: Path | None = None
     """Also write the returns and lengths to this file."""
+    trust: bool = False
+    """Import and call what the run names (module:attribute, kwargs, wrappers), though you did not make it."""
 
 
 def main(argv: list[str]) -> int:
@@ -42,13 +44,18 @@ def main(argv: list[str]) -> int:
     from headrace.api.evaluation import evaluate_parts
     from headrace.api.model import Model
     from headrace.checkpoints.snapshot import find_latest
+    from headrace.cli.own_modules import find_own_modules
     from headrace.envs.spec import EnvSpec
+    from headrace.loading import admit, is_admitted
 
     found, snapshot, damaged = find_latest(options.run)
     for line in damaged:
         print(f"headrace: warning: {line}", file=sys.stderr)
-    with Model.from_snapshot(snapshot, weights_only=True) as model:
-        env = None if options.env is None else EnvSpec(options.env)
+    env = None if options.env is None else EnvSpec(options.env)
+    admit(snapshot, env, options.trust)
+    built = None if env is None or is_admitted(snapshot, options.trust) else env  # else the run's own is not built
+    find_own_modules(snapshot.state["config"]["env"] if built is None else {}, {} if env is None else env.encode())
+    with Model.from_snapshot(snapshot, built, weights_only=True, trust=options.trust) as model:
         result = evaluate_parts(model.parts, options.n_eval_episodes, options.deterministic, env)
     print(
         f"{found.name} at {snapshot.state['steps']:,} steps: mean return {result.mean_reward:.2f} +/- "

@@ -57,7 +57,6 @@ def main(argv: list[str] | None = None) -> int:
     name = arguments[0]
     if name not in COMMANDS:
         return _unknown(name)
-    sys.path.insert(0, os.getcwd())  # module:attribute of the user's own files, as `python -m` would find them
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         code: int = import_module(f"headrace.cli.{name}_command").main(arguments[1:])

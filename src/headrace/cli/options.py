@@ -14,7 +14,9 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headrace.checkpoints.proof import CONFIGURATION, doubt_about
 from headrace.errors import UsageError
+from headrace.files import parse_json, read_named, require_bounded
 
 CLEANRL_NAMES = {
     "num-envs": "n-envs",
@@ -25,6 +27,8 @@ CLEANRL_NAMES = {
     "norm-adv": "normalize-advantage",
     "env-id": "env",
 }
+
+_TYPED_ONLY = ("trust", "resume", "config")  # a file may not agree with itself
 
 Options = TypeVar("Options")
 
@@ -73,23 +77,29 @@ def env_kwargs(text: str) -> dict[str, Any]:
 
 def with_file(options: Options, path: Path) -> Options:
     """The options with the values of a file; unknown keys are refused with a suggestion, wrong types by name."""
-    for key, value in flat(read_file(path)).items():
+    data, _ = read_config(path)
+    for key, value in flat(data).items():
+        if key.replace("-", "_") in _TYPED_ONLY:
+            raise UsageError(f"--config {path}: {key} is for the command line only; give it there")
         options = _set(options, CLEANRL_NAMES.get(key.replace("_", "-"), key).replace("-", "_"), value, path)
     return options
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """What a --config file says."""
+def read_config(path: Path) -> tuple[dict[str, Any], str]:
+    """What a --config file says, and why it is not proved that this user's run wrote it; empty if it is."""
     try:
-        text = path.read_text()
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        raw = read_named(path)
+        data = parse_json(raw) if path.suffix == ".json" else tomllib.loads(raw.decode())
+        require_bounded(data)
     except OSError as error:
         raise UsageError(f"--config {path}: can't be read: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--config {path}: expected TOML (or JSON in a .json file): {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"--config {path}: expected keys and values, got {type(data).__name__}")
-    return data
+    proof = data.pop("proof", None)
+    doubt = "" if proof is None else doubt_about(CONFIGURATION, data, proof)
+    return data, doubt if proof is not None else "a file's words are not yours until you say so"
 
 
 def flat(data: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +107,8 @@ def flat(data: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in data.items():
         if key == "env" and isinstance(value, dict) and "kwargs" in value:
-            found |= {"env": value["env"], "env_kwargs": json.dumps(value["kwargs"])}
-            found |= {"wrappers": value["wrappers"], "action_repeat": value["action_repeat"]}
+            found |= {"env": value.get("env"), "env_kwargs": json.dumps(value["kwargs"])}
+            found |= {"wrappers": value.get("wrappers", []), "action_repeat": value.get("action_repeat", 1)}
         elif isinstance(value, dict) and key == "algorithm":
             found |= flat(value | {"algorithm": value.get("name", "ppo")})
             found.pop("name", None)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from headrace.cli.options import env_kwargs, flat, read_file, translate, value_of, with_file
+from headrace.cli.options import env_kwargs, flat, read_config, translate, value_of, with_file
+from headrace.cli.own_modules import find_own_modules
+from headrace.cli.own_words import require_own_words
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSpec
 from headrace.errors import CheckpointError, UsageError
-from headrace.learning.config import ImpalaConfig, PpoConfig
+from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
+from headrace.learning.config import ALGORITHMS, PpoConfig
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig, SessionConfig, decode, encode
 
@@ -47,31 +50,36 @@ class TrainOptions:
     action_repeat: int = 1
     """Send every action this many times and sum the rewards."""
     policy: tyro.conf.OmitArgPrefixes[PolicyConfig] = field(default_factory=PolicyConfig)
-    algorithm: Literal["ppo", "impala"] = "ppo"
-    """ppo, or impala: actor-critic with V-trace; --help shows the options of the one that is named."""
+    algorithm: str = "ppo"
+    """ppo, or impala (actor-critic with V-trace); --help shows the options of the one that is named."""
     learning: tyro.conf.OmitArgPrefixes[PpoConfig] = field(default_factory=PpoConfig)
     topology: tyro.conf.OmitArgPrefixes[TopologyConfig] = field(default_factory=TopologyConfig)
     session: tyro.conf.OmitArgPrefixes[SessionConfig] = field(default_factory=SessionConfig)
     schedule: Path | None = None
     """Replay an asynchronous run inline, to the same bits: its schedule.jsonl, with --config its config.json."""
+    trust: bool = False
+    """Import and call what --resume or --config names (module:attribute, kwargs, wrappers), though you did not."""
     quiet: bool = False
     """No live view."""
     dry_run: bool = False
     """Print the resolved plan and why, and stop."""
 
 
-@dataclass(frozen=True)
-class ImpalaTrainOptions(TrainOptions):
-    """Train IMPALA (actor-critic with V-trace) on an environment."""
-
-    algorithm: Literal["ppo", "impala"] = "impala"
-    """ppo, or impala: actor-critic with V-trace; --help shows the options of the one that is named."""
-    learning: tyro.conf.OmitArgPrefixes[ImpalaConfig] = field(  # type: ignore[assignment]
-        default_factory=ImpalaConfig
-    )
-
-
-_OPTIONS: dict[str, type[TrainOptions]] = {"ppo": TrainOptions, "impala": ImpalaTrainOptions}
+def _options_for(name: str) -> type[TrainOptions]:
+    """The options with those of an algorithm in the place of PPO's."""
+    if name not in ALGORITHMS:
+        raise UsageError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {name!r}")
+    if name == TrainOptions.algorithm:
+        return TrainOptions
+    config: Any = ALGORITHMS[name]
+    changed = [
+        ("algorithm", str, field(default=name)),
+        ("learning", Annotated[config, tyro.conf.OmitArgPrefixes], field(default_factory=config)),
+    ]
+    made: Any = make_dataclass("TrainOptions", changed, bases=(TrainOptions,), frozen=True)
+    made.__doc__ = f"{TrainOptions.__doc__} Options of --algorithm {name}."
+    options: type[TrainOptions] = made
+    return options
 
 
 def main(argv: list[str]) -> int:
@@ -83,6 +91,8 @@ def main(argv: list[str]) -> int:
     if not options.env:
         raise UsageError("expected an environment: headrace train ENV, or --resume RUN")
     config = _run_config(options)
+    _require_consent(argv, options, config.env)
+    find_own_modules(config.env.encode())
     from headrace.api.model import Model
 
     with Model.from_config(config, schedule=options.schedule) as model:
@@ -95,26 +105,46 @@ def main(argv: list[str]) -> int:
 def _parse(argv: list[str], defaults: TrainOptions | None = None) -> TrainOptions:
     path, name = value_of("--config", argv), value_of("--algorithm", argv)
     if name is None and path is not None:
-        name = flat(read_file(Path(path))).get("algorithm")
+        name = flat(read_config(Path(path))[0]).get("algorithm")
     if defaults is None:
-        defaults = _OPTIONS.get(str(name), TrainOptions)()
+        defaults = _options_for(TrainOptions.algorithm if name is None else str(name))()
     if path is not None:
         defaults = with_file(defaults, Path(path))
     return tyro.cli(type(defaults), args=argv, default=defaults, prog="headrace train")
+
+
+def _typed(argv: list[str], options: TrainOptions) -> TrainOptions:
+    """What the command line alone names; numbers are as they are resolved."""
+    blank = replace(options, env="", env_kwargs="{}", wrappers=(), run_dir=None, schedule=None)
+    return tyro.cli(type(options), args=argv, default=blank, prog="headrace train")
+
+
+def _require_consent(argv: list[str], options: TrainOptions, env: EnvSpec) -> None:
+    """What a --config file names must be the user's words too, unless --trust says otherwise."""
+    if options.config is None or options.trust:
+        return
+    typed = _typed(argv, options)
+    places = {"run_dir": (options.run_dir, typed.run_dir), "schedule": (options.schedule, typed.schedule)}
+    require_own_words(options.config, env, _spec(typed), places)
 
 
 def _resume(argv: list[str]) -> int:
     """The run's own options are the defaults; where actors run may be changed, what decides its bits may not."""
     from headrace.api.model import Model
     from headrace.checkpoints.snapshot import find_latest
+    from headrace.loading import admit, require_sound
 
     found, snapshot, damaged = find_latest(Path(value_of("--resume", argv) or ""))
     for line in damaged:
         print(f"headrace: warning: {line}", file=sys.stderr)
+    require_sound(snapshot)
     saved, home = decode(snapshot.state["config"]), _home(found)
     options = _parse(argv, _options(saved, _saved_session(home)))
+    admit(snapshot, trust=options.trust, named=_spec(_typed(argv, options)))
     _require_same(saved, _run_config(options))
-    with Model.from_snapshot(snapshot, topology=options.topology) as model:
+    _require_consent(argv, options, _spec(_typed(argv, options)))  # of --config; the environment is the run's
+    find_own_modules(saved.env.encode())
+    with Model.from_snapshot(snapshot, topology=options.topology, trust=True) as model:  # consent was asked for above
         if options.dry_run:
             steps, total = model.num_timesteps, options.session.total_timesteps
             print(f"{'resumes':<12} {found.name} at {steps:,} of {total:,} steps")
@@ -155,8 +185,11 @@ def _saved_session(home: Path | None) -> SessionConfig:
     if home is None or not (home / "config.json").is_file():
         return SessionConfig()
     try:
-        return SessionConfig(**json.loads((home / "config.json").read_text())["session"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        session = parse_object(read_regular(home / "config.json", MAX_JSON_BYTES))["session"]
+        if any(isinstance(value, int) and value >= 1 << 63 for value in session.values()):
+            raise ValueError("a number of the session is too large")
+        return SessionConfig(**session)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         raise CheckpointError(
             f"{home / 'config.json'} can't be read: {type(error).__name__}: {error}; mend it, or remove it and say "
             f"--total-timesteps again"
@@ -165,14 +198,14 @@ def _saved_session(home: Path | None) -> SessionConfig:
 
 def _options(config: RunConfig, session: SessionConfig) -> TrainOptions:
     spec = config.env
-    return _OPTIONS[config.algorithm.name](
+    return _options_for(config.algorithm.name)(
         env=str(spec.env),
         seed=config.seed,
         env_kwargs=json.dumps(dict(spec.kwargs)),
         wrappers=tuple(str(wrapper) for wrapper in spec.wrappers),
         action_repeat=spec.action_repeat,
         policy=config.policy,
-        algorithm=config.algorithm.name,  # type: ignore[arg-type]  # one of ALGORITHMS
+        algorithm=config.algorithm.name,
         learning=config.algorithm,  # type: ignore[arg-type]  # as that class of options has it
         topology=config.topology,
         session=session,
@@ -191,5 +224,8 @@ def _require_same(saved: RunConfig, asked: RunConfig) -> None:
 
 def _run_config(options: TrainOptions) -> RunConfig:
     seed = int.from_bytes(os.urandom(4), "little") if options.seed is None else options.seed
-    spec = EnvSpec(options.env, env_kwargs(options.env_kwargs), options.wrappers, options.action_repeat)
-    return RunConfig(spec, seed, options.policy, options.learning, options.topology)
+    return RunConfig(_spec(options), seed, options.policy, options.learning, options.topology)
+
+
+def _spec(options: TrainOptions) -> EnvSpec:
+    return EnvSpec(options.env, env_kwargs(options.env_kwargs), options.wrappers, options.action_repeat)

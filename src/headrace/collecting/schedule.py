@@ -19,8 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.collecting.schedule_form import require_lines
 from headrace.errors import UsageError
+from headrace.files import parse_object, read_named
 from headrace.memory.ring import Lease
+
+MAX_SCHEDULE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Schedule:
     def read(cls, path: Path, n_steps: int) -> Schedule:
         """From a run directory's schedule.jsonl."""
         try:
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = [parse_object(line) for line in read_named(path, MAX_SCHEDULE_BYTES).splitlines()]
+            require_lines(lines, n_steps)
             updates = [[SlabUse.decode(one, n_steps) for one in line["slabs"]] for line in lines]
             schedule = cls([int(line["version"]) for line in lines], updates)
             shards = {int(line["shards"]) for line in lines}

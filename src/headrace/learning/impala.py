@@ -22,7 +22,7 @@ from headrace.learning.algorithm import Moment
 from headrace.learning.batch import Array, Batch, complete, flat_rows
 from headrace.learning.closed_form import Evaluators
 from headrace.learning.config import ImpalaConfig, schedule
-from headrace.learning.ppo import explained_variance, minibatches, seen_by, shuffling, valid_rows
+from headrace.learning.ppo import explained_variance, minibatches, seen_by, shuffling, spread, valid_rows
 from headrace.learning.ppo_loss import Rows
 from headrace.policies.networks import as_policy
 from headrace.weights.flat import FlatParameters
@@ -102,4 +102,5 @@ class Impala:
             "train/learning_rate": learning_rate,
             "train/ent_coef": ent_coef,
             "train/n_updates": float(self._minibatches_done),
+            **spread(self._flat.module),
         }

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace.clock import now_s
 from headrace.envs.seeds import Purpose, sequence
@@ -130,6 +130,7 @@ class Ppo:
             "train/clip_range": coefficients.clip_range,
             "train/ent_coef": coefficients.ent_coef,
             "train/n_updates": float(self._minibatches_done),
+            **spread(self._flat.module),
         }
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -174,6 +175,12 @@ def seen_by(batch: Batch, policy: Evaluator) -> Batch:
     seen = replace(batch, version=np.zeros_like(batch.version), **fresh)
     complete(seen, lambda version: policy)
     return seen
+
+
+def spread(module: nn.Module) -> dict[str, float]:
+    """The standard deviation of continuous actions, where the policy has one of its own; SB3's train/std."""
+    log_std = getattr(module, "log_std", None)
+    return {} if log_std is None else {"train/std": float(log_std.detach().exp().mean())}
 
 
 def explained_variance(value: Array, returns: Array) -> float:

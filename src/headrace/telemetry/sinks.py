@@ -76,11 +76,11 @@ def read_records(path: Path) -> list[Record]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             loaded = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if not isinstance(loaded, dict):
             continue
-        record = {tag: math.nan if value is None else value for tag, value in loaded.items()}
+        record = {tag: math.nan if value is None else value for tag, value in loaded.items() if _is_value(value)}
         while records and records[-1].get(STEP_TAG, -math.inf) >= record.get(STEP_TAG, math.inf):
             records.pop()
         records.append(record)
@@ -211,6 +211,11 @@ class _WholeAppends:
         if self._descriptor is None:
             raise ValueError("this sink is closed")
         return self._descriptor
+
+
+def _is_value(value: object) -> bool:
+    """A number that a float can hold, or null: a metrics.jsonl may come from elsewhere."""
+    return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
 def _json_number(value: float) -> float | None:

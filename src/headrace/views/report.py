@@ -130,7 +130,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         logger.warning("the report goes without %s: %s", path.name, error)
         return {}
     return loaded if isinstance(loaded, dict) else {}

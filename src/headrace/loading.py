@@ -1,0 +1,141 @@
+"""From what was read to what may be built: the one gate between a file and a run.
+
+    Snapshot --admit--> its form is sound, its options are, it fits this machine, and what it names has consent
+    Snapshot, parts of a built run --require_fit--> its arrays belong to this policy
+
+Everything that loads goes through here before it builds: PPO.load, from_snapshot, eval, --resume. Reads and builds
+nothing itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from headrace.checkpoints.form import FormError, require_form, require_no_nan
+from headrace.checkpoints.snapshot import Snapshot
+from headrace.envs.consent import parts_to_ask_for, require_consent
+from headrace.envs.spec import EnvSource, EnvSpec
+from headrace.errors import CheckpointError, HeadraceError
+from headrace.memory import spaces
+from headrace.memory.schema import rollout_schema
+from headrace.run_config import decode
+
+_SMALL = 1 << 24  # weights that any machine has room for: `auto` may build another policy than net_arch describes
+_PAGE = 4096
+_EARLIER = "use an earlier checkpoint, or one from where this one came from"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a built run expects of a checkpoint's arrays."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the policy's parameters and buffers, by name."""
+    num_parameters: int
+    """Length of the flat parameter vector, and so of Adam's moments."""
+    num_published: int
+    """Length of the published vector: parameters and floating-point buffers."""
+    observation: spaces.Space
+    action: spaces.Space
+
+
+def admit(
+    snapshot: Snapshot,
+    env: EnvSource | EnvSpec | None = None,
+    trust: bool = False,
+    named: EnvSpec | None = None,
+) -> None:
+    """Raise unless a run may be built from a snapshot.
+
+    `env` takes the place of the saved environment, as in PPO.load: a whole EnvSpec of all of it, anything else of the
+    environment alone. `named` is what the user typed, as in --resume: it takes the place of nothing, it is consent.
+    """
+    require_sound(snapshot)
+    origin = snapshot.origin
+    if origin is None or trust or not origin.doubt or isinstance(env, EnvSpec):
+        return
+    saved = dict(snapshot.state["config"]["env"])
+    if env is not None:
+        saved["env"] = None
+    require_consent(parts_to_ask_for(saved, named), str(origin.source), origin.doubt)
+
+
+def is_admitted(snapshot: Snapshot, trust: bool = False) -> bool:
+    """Whether the saved environment itself may be built."""
+    origin = snapshot.origin
+    return trust or origin is None or not origin.doubt or not parts_to_ask_for(snapshot.state["config"]["env"], None)
+
+
+def require_fit(snapshot: Snapshot, fit: Fit, weights_only: bool) -> None:
+    """Raise unless a snapshot's arrays have the shapes of this run's."""
+    if snapshot.origin is None:
+        return
+    theirs = tuple(spaces.decode(snapshot.state[name]) for name in ("observation_space", "action_space"))
+    if not weights_only and theirs != (fit.observation, fit.action):
+        return  # another environment's: restoring it explains in which field they differ
+    where = f"{snapshot.origin.source}: the checkpoint's parameters do not fit this policy"
+    got = {name: tuple(tensor.shape) for name, tensor in snapshot.weights.items()}
+    for name in sorted({*fit.shapes, *got}):
+        if got.get(name) != fit.shapes.get(name):
+            expected, found = fit.shapes.get(name, "none"), got.get(name, "none")
+            raise CheckpointError(f"{where}: {name[:80]!r}: expected {expected}, got {found}; pass the policy it had")
+    if weights_only:
+        return
+    published = snapshot.episodes.get("published")
+    if published is not None and (published.shape != (fit.num_published,) or published.dtype != "float32"):
+        raise CheckpointError(
+            f"{snapshot.origin.source}/episodes.safetensors: published: expected {fit.num_published:,} float32 "
+            f"numbers, got {published.dtype} of shape {published.shape}; {_EARLIER}"
+        )
+
+
+def require_sound(snapshot: Snapshot) -> None:
+    """The form of every entry, the options by their own rules, and memory enough for what they ask for."""
+    state = snapshot.state
+    if snapshot.origin is None:  # made by this process
+        return
+    where = f"{snapshot.origin.source}/state.json"
+    try:
+        require_form(state, snapshot.episodes)
+        for part, tensors in (("weights", snapshot.weights), ("optimizer", snapshot.optimizer)):
+            for name, tensor in tensors.items():
+                require_no_nan(f"{part}.{name[:80]}", tensor.numpy())
+        _require_options(state["config"])
+        _require_room(snapshot)
+    except (FormError, HeadraceError) as error:
+        raise CheckpointError(f"{where} can't be used: {error}; {_EARLIER}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{where} can't be used: {type(error).__name__}: {error}; {_EARLIER}") from error
+
+
+def _require_options(config: Mapping[str, Any]) -> None:
+    """The options as their own rules see them; what was a function is given again later, so a number stands for it."""
+    functions = {name: 0.1 for name, value in config["algorithm"].items() if isinstance(value, dict)}
+    decode(dict(config), EnvSpec("Any-v0"), **functions)
+
+
+def _require_room(snapshot: Snapshot) -> None:
+    """Layers must be there as weights, and rollouts must fit into this machine: numbers alone may claim anything."""
+    state, config = snapshot.state, snapshot.state["config"]
+    there = sum(tensor.numel() for tensor in snapshot.weights.values())
+    sizes = config["policy"]["net_arch"]
+    claimed = sum(a * b for a, b in pairwise(sizes)) + sum(sizes)
+    if config["policy"]["policy"] in ("MlpPolicy", "auto") and claimed > max(there, _SMALL):
+        raise FormError(f"config.policy.net_arch: expected layers of {there:,} weights, got {claimed:,}")
+    topology = config["topology"]
+    observation, action = (spaces.decode(state[name]) for name in ("observation_space", "action_space"))
+    schema = rollout_schema(observation, action, topology["n_steps"], topology["n_envs"])
+    pages = _PAGE * (topology["shards"] or 1)  # a slab begins on a page of its own
+    needed = (topology["max_lag"] + 2) * (schema.size_bytes + pages + 4 * there)
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise FormError(
+            f"config: n_steps, n_envs and max_lag ask for {needed:,} bytes of rollouts, this machine has {available:,}"
+        )
+    workers = topology["workers"]
+    if workers != "auto" and int(workers) > 1024:
+        raise FormError(f"config.topology.workers: expected at most 1024 from a file, got {workers[:20]}")
