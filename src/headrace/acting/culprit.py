@@ -113,4 +113,4 @@ def _bad_rows(values: Array) -> Array:
     """Which entries along the first axis hold something that is not a finite number."""
     if values.dtype.kind != "f":
         return np.zeros(len(values), bool)
-    return np.asarray(~np.isfinite(values).reshape(len(values), -1).all(1))
+    return np.asarray(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
