@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 def _configured(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-name", default="base", help="base, base-parallel, or a YAML file")
     parser.add_argument("--config-dir", type=Path, help="another directory with configuration files")
-    parser.add_argument("--trust", action="store_true", help="import and call what the file of --config-name names without asking")
+    parser.add_argument("--trust", action="store_true", help="import and call what the file names without asking")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as in agent_proxy.max_turn=3")
 
 
