@@ -107,7 +107,7 @@ class Workers:
         if self._plan.env.is_vector():
             raise HeadraceError(
                 f"worker {lost.worker} ({envs}) died: {lost.how}; its environments are a pool that resets itself "
-                f"(class B): episodes can't be replayed. Resume from the last checkpoint"
+                f"(class B): episodes can't be replayed. Load the last checkpoint's weights (weights_only=True) and train on"
             )
         logger.warning("worker %d (%s) died: %s; replaying its episodes", lost.worker, envs, lost.how)
 
