@@ -1,26 +1,41 @@
 # make check      linters, types, import contracts and the fast tests: before every commit
-# make test       check, then every other test that is not slow: what CI runs
+# make test       linters, types, import contracts and every test that is not slow: what CI runs
 # make test-full  everything, the slow tests and the full matrices included
 # make demo       trains CartPole and leaves its results in runs/
 # make clean      removes what the tools leave behind (not .venv, not runs)
+#
+# JOBS=4 runs four tests at a time instead of two.
 
 PYTHON ?= python3
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
+CORE := $(VENV)/.core
 INSTALLED := $(VENV)/.installed
 
 FAST_TESTS := $(wildcard tests/unit tests/properties tests/contracts)
-NOT_LONG := -m "not slow and not full"
+NOT_LONG := not slow and not full
+
+# Most tests run side by side. Those marked `alone` measure time or need all cores: they run one by one, afterwards.
+PYTEST := $(BIN)/python -m pytest
+SIDE_BY_SIDE := $(PYTEST) -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := check
 .PHONY: check lint test test-full demo clean
 
-# torch goes first, so that nothing installed after it can choose another build of it.
-$(INSTALLED): pyproject.toml constraints.txt
+# What training needs: the package without extras. torch goes first, so that nothing installed after it can choose
+# another build of it.
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,dev,llm]'
+	$(PIP_INSTALL) torch==2.13.0
+	$(PIP_INSTALL) -e .
+	touch $@
+
+# What the tests need on top of that.
+$(INSTALLED): $(CORE)
+	$(PIP_INSTALL) -e '.[test,dev,llm]'
 	touch $@
 
 lint: $(INSTALLED)
@@ -30,19 +45,21 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 
 check: lint
-	$(BIN)/python -m pytest $(NOT_LONG) $(FAST_TESTS)
+	$(SIDE_BY_SIDE) -m "$(NOT_LONG) and not alone" $(FAST_TESTS)
+	$(PYTEST) -m "$(NOT_LONG) and alone" $(FAST_TESTS)
 
-# The fast directories ran in `check`; whatever else is under tests/ runs here, so a new directory can't be forgotten.
-test: check
-	$(BIN)/python -m pytest $(NOT_LONG) --durations=15 tests $(FAST_TESTS:%=--ignore=%)
+test: lint
+	$(SIDE_BY_SIDE) -m "$(NOT_LONG) and not alone" --durations=15 tests
+	$(PYTEST) -m "$(NOT_LONG) and alone" --durations=5 tests
 
 test-full: lint
-	$(BIN)/python -m pytest --durations=30 tests
+	$(SIDE_BY_SIDE) -m "not alone" --durations=30 tests
+	$(PYTEST) -m alone --durations=5 tests
 
-demo: $(INSTALLED)
+demo: $(CORE)
 	$(BIN)/headrace train CartPole-v1 --config configs/cartpole.toml --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 clean:
-	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist MUJOCO_LOG.TXT
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 	find . -maxdepth 2 -name '*.egg-info' -prune -exec rm -rf {} +

@@ -67,11 +67,17 @@ class PeerError(RuntimeError):
     """A peer's subprocess failed; the message says how and ends with the tail of its stderr."""
 
 
-def arguments(description: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+def arguments(
+    description: str,
+    argv: Sequence[str] | None = None,
+    add: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+) -> argparse.Namespace:
+    """The options of every script, and those that `add` adds."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds: a first look")
     parser.add_argument("--smoke", action="store_true", help="seconds, for CI: installs no peer, proves no number")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report here")
+    add(parser)
     return parser.parse_args(argv)
 
 

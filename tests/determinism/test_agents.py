@@ -22,6 +22,7 @@ from headrace.agents.metrics import summary
 from headrace.agents.plan import GroupPlan
 from headrace.agents.records import Group, fingerprint
 from support.agent_envs import Counting, Heavy, spec
+from support.pairwise import matrix
 
 ENVS = ("Bandit", "FrozenLake", "Sokoban", "Countdown")
 MIXED = [*ENVS, spec(Heavy)]
@@ -41,8 +42,22 @@ def calm() -> list[Group]:
     return rolled("sequential", 1)
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("backend", ["threading", "loky", "multiprocessing"])
+PLACES = matrix(
+    {
+        "engine": ["scripted", "model"],
+        "backend": ["threading", "loky", "multiprocessing"],
+        "n_jobs": [1, 2, 3, 4, 7],
+    }
+)
+
+
+def places(engine: str) -> list[Any]:
+    """Every backend with every number of workers, by one engine or the other; `make test-full` does it by both."""
+    chosen = [param for param in PLACES if param.values[0]["engine"] == engine]
+    return [pytest.param(*(list(param.values[0].values())[1:]), marks=param.marks) for param in chosen]
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), places("scripted"))
 def test_workers_and_backends_do_not_matter(backend: str, n_jobs: int, calm: list[Group]) -> None:
     """10 groups on 4 workers, and more workers than some tags have groups."""
     got = rolled(backend, n_jobs)
@@ -130,8 +145,7 @@ def test_a_sampling_model_in_lock_step(model: InProcessEngine, calmly_sampled: l
     assert fingerprint(sampled(model, "lock-step", 1)) == fingerprint(calmly_sampled)
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("backend", ["threading", "loky", "multiprocessing"])
+@pytest.mark.parametrize(("backend", "n_jobs"), places("model"))
 def test_a_sampling_model_gives_the_same_records_everywhere(
     backend: str, n_jobs: int, model: InProcessEngine, calmly_sampled: list[Group]
 ) -> None:

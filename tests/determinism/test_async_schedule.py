@@ -99,11 +99,9 @@ def replay(recorded: Recorded, path: Path | None = None) -> tuple[dict[str, str]
     """The same run again, inline: its hashes and ledger."""
     config = decode(json.loads((recorded.folder / "config.json").read_text()))
     with hr.PPO.from_config(config, schedule=path or recorded.folder / "schedule.jsonl") as model:
-        assert model.run.topology.topology == "inline"
+        assert model.parts.topology.topology == "inline"
         model.learn(TOTAL)
-        ledger = model.run.books.ledger.encode()
-        del ledger["sequences"]
-        return model.run.hashes(), ledger
+        return model.run.hashes(), model.run.totals().ledger
 
 
 def assert_replays(recorded: Recorded) -> None:
@@ -190,7 +188,7 @@ def test_a_killed_worker_of_a_recorded_run(tmp_path: Path) -> None:
     def strike(one: dict[str, float]) -> None:
         records.append(one)
         if len(records) in (3, 8):
-            os.kill(random.Random(len(records)).choice(model.run.actors.pids), signal.SIGKILL)
+            os.kill(random.Random(len(records)).choice(model.run.source.place.pids), signal.SIGKILL)
 
     with hr.PPO("MlpPolicy", "support.worker_envs:dawdling", env_kwargs=EVEN, **OPTIONS) as model:
         model.learn(TOTAL, strike, run_dir=folder)
@@ -234,7 +232,7 @@ def test_a_schedule_that_ends_too_early_is_told(tmp_path: Path) -> None:
     recorded = record(tmp_path / "run", EVEN)
     short = tmp_path / "short.jsonl"
     short.write_text("".join((recorded.folder / "schedule.jsonl").read_text().splitlines(keepends=True)[:4]))
-    with pytest.raises(HeadraceError, match="the schedule has no more; train for no more steps"):
+    with pytest.raises(HeadraceError, match="no rollout is ordered.* a replay has no more than its schedule"):
         replay(recorded, short)
     short.write_text("nonsense\n")
     with pytest.raises(UsageError, match=r"expected the schedule\.jsonl of an asynchronous run"):

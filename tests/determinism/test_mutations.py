@@ -52,6 +52,16 @@ def with_episodes(snapshot: Snapshot, **arrays: Any) -> Snapshot:
     return replace(snapshot, episodes=snapshot.episodes | arrays)
 
 
+def live_episodes(snapshot: Snapshot) -> list[list[int]]:
+    """The number and the seed of every environment's episode, to be changed."""
+    return [list(one) for one in snapshot.state["source"]["live_episodes"]]
+
+
+def with_live_episodes(snapshot: Snapshot, live: list[list[int]]) -> Snapshot:
+    source = snapshot.state["source"] | {"live_episodes": live}
+    return replace(snapshot, state=snapshot.state | {"source": source})
+
+
 def drop_action(snapshot: Snapshot, place: int = 1) -> Snapshot:
     env, places = journal_of(snapshot)
     lengths = snapshot.episodes["lengths"].copy()
@@ -131,18 +141,18 @@ def test_a_skipped_noise_counter_changes_the_bits(name: str) -> None:
 
 def test_a_seed_from_elsewhere_is_refused() -> None:
     snapshot = stopped(WORKLOADS["noisy"])
-    live = [list(one) for one in snapshot.state["live_episodes"]]
+    live = live_episodes(snapshot)
     live[2][1] += 1
     with pytest.raises(ReplayError, match=r"env 2.*another seed"):
-        resumed(WORKLOADS["noisy"], replace(snapshot, state=snapshot.state | {"live_episodes": live}))
+        resumed(WORKLOADS["noisy"], with_live_episodes(snapshot, live))
 
 
 def test_a_skipped_episode_is_noticed() -> None:
     snapshot = stopped(WORKLOADS["noisy"])
-    live = [list(one) for one in snapshot.state["live_episodes"]]
+    live = live_episodes(snapshot)
     live[2] = [live[2][0] + 1, leaf(11, Purpose.ENV, 2, live[2][0] + 1)]
     with pytest.raises(ReplayError, match="env 2"):
-        resumed(WORKLOADS["noisy"], replace(snapshot, state=snapshot.state | {"live_episodes": live}))
+        resumed(WORKLOADS["noisy"], with_live_episodes(snapshot, live))
 
 
 def test_weights_and_optimizer_both_matter() -> None:
@@ -165,7 +175,7 @@ def test_batches_in_order_of_arrival_change_the_bits(
     def as_they_came(slabs: Sequence[Slab]) -> Batch:
         return assemble([slabs[i] for i in order])
 
-    monkeypatch.setattr("headrace.train.assemble", as_they_came)
+    monkeypatch.setattr("headrace.collecting.reader.assemble", as_they_came)
     assert play(WORKLOADS[name], END, shards=4).weights_sha256 != want.weights_sha256
 
 
@@ -177,7 +187,7 @@ def test_seeds_by_counting_change_the_bits(name: str, monkeypatch: pytest.Monkey
     def counted(seed: int, purpose: Purpose, *path: int) -> int:
         return seed + sum(path) if purpose is Purpose.ENV else leaf(seed, purpose, *path)
 
-    monkeypatch.setattr("headrace.launch.shard.leaf", counted)
+    monkeypatch.setattr("headrace.collecting.plan.leaf", counted)
     assert play(WORKLOADS[name], 2).weights_sha256 != want.weights_sha256
 
 
@@ -193,7 +203,7 @@ def test_a_lost_slab_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger sees the gap in the sequence numbers."""
     with WORKLOADS["noisy"].start(shards=4) as model:
         advance(model, WORKLOADS["noisy"], 2)
-        state = model.run._crew.ring._state  # rollout 2 of every shard is leased by now; shard 1's third is skipped
+        state = model.parts.reader.ring.state  # rollout 2 of every shard is leased by now; shard 1's third is skipped
         state._committed[1] += 1
         state._base[1] += 1
         with pytest.raises(LedgerError, match="shard 1: expected rollout 3, got 4: a dropped batch"):

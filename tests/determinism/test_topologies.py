@@ -111,7 +111,7 @@ def test_kill_9_in_the_middle_of_a_slab(name: str, workers: int, shards: int, se
     case = obedient(CASES[name], tmp_path)
     with case.start(**processes(workers, shards=shards)) as run:
         got = bits_of(run, case.advance(run, case.updates))
-        assert run.restarts == kills
+        assert run.source.restarts == kills
     assert not any(file.exists() for file in orders)
     assert got == calm(name)
 
@@ -122,11 +122,11 @@ def test_kill_9_between_two_updates() -> None:
     with case.start(**processes(2)) as run:
         episodes = case.advance(run, 1)
         for _ in range(1, case.updates):
-            victim = draw.choice(run.actors._children)
+            victim = draw.choice(list(run.source.place._workers.children.values()))
             os.kill(victim.pid, signal.SIGKILL)
             wait([victim.sentinel], 60.0)  # a fork server tells of a death a moment after it
             episodes += case.advance(run, 1)
-        assert run.restarts == case.updates - 1
+        assert run.source.restarts == case.updates - 1
         assert bits_of(run, episodes) == calm("cartpole")
 
 
@@ -142,12 +142,12 @@ def test_kill_9_between_two_updates() -> None:
 )
 def test_another_number_of_workers_in_mid_run(name: str, place: dict[str, Any], counts: tuple[int, ...]) -> None:
     case = CASES[name]
-    with case.start(**place) as run:
+    with case.build(**place) as (run, parts):
         episodes = case.advance(run, 1)
         for workers in counts:
-            run.rescale(workers)
+            parts.rescale(workers)
             episodes += case.advance(run, 1)
-            assert run.topology.workers == workers
+            assert parts.topology.workers == workers
         assert bits_of(run, episodes + case.advance(run, case.updates - run.updates)) == calm(name)
 
 
@@ -156,21 +156,21 @@ def test_restarts_outlive_a_change_of_workers(tmp_path: Path) -> None:
     case = obedient(CASES["noisy"], tmp_path)
     for place in chosen_steps("noisy", 2, 7):
         order(tmp_path, "kill", SEED, *place)
-    with case.start(**processes(2, shards=4)) as run:
+    with case.build(**processes(2, shards=4)) as (run, parts):
         episodes = case.advance(run, case.updates // 2)
-        run.rescale(3)
+        parts.rescale(3)
         episodes += case.advance(run, case.updates - run.updates)
-        assert run.restarts == 2
+        assert run.source.restarts == 2
         assert bits_of(run, episodes) == calm("noisy")
 
 
 def test_what_can_not_be_rescaled() -> None:
-    with CASES["noisy"].start(**INLINE) as run, pytest.raises(UsageError, match="inline has no workers"):
-        run.rescale(2)
-    with CASES["noisy"].start(**threads(2, shards=3)) as run:
+    with CASES["noisy"].build(**INLINE) as (_, parts), pytest.raises(UsageError, match="inline has no workers"):
+        parts.rescale(2)
+    with CASES["noisy"].build(**threads(2, shards=3)) as (_, parts):
         for workers in (0, 4):
             with pytest.raises(UsageError, match=f"expected 1 to 3 workers.*got {workers}"):
-                run.rescale(workers)
+                parts.rescale(workers)
 
 
 def stopped(case: Case, place: dict[str, Any], updates: int) -> tuple[Snapshot, list[Finished]]:
@@ -227,7 +227,7 @@ def test_batches_in_order_of_arrival_change_the_bits(name: str, place: Any, monk
     def as_they_came(slabs: Sequence[Slab]) -> Batch:
         return assemble(list(reversed(slabs)))
 
-    monkeypatch.setattr("headrace.train.assemble", as_they_came)
+    monkeypatch.setattr("headrace.collecting.reader.assemble", as_they_came)
     got = CASES[name].play(**place(2))
     assert got.weights_sha256 != calm(name).weights_sha256
     assert got.optimizer_sha256 != calm(name).optimizer_sha256

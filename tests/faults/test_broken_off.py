@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from headrace.build import build_run
 from headrace.collecting.topology import TopologyConfig
 from headrace.errors import EnvError
 from headrace.learning.config import PpoConfig
@@ -69,7 +70,7 @@ def test_ctrl_c_between_two_shards_of_a_batch(shards: int) -> None:
         Counts.at = (Counts.steps + PER_UPDATE - 3, "signal")
         with pytest.raises(KeyboardInterrupt):
             model.learn(3 * PER_UPDATE)
-        ledger = model.run.books.ledger
+        ledger = model.parts.reader.ledger
         assert (ledger.produced, ledger.consumed) == (PER_UPDATE, PER_UPDATE)
         model.learn(3 * PER_UPDATE)
         assert model.run.hashes()["weights_sha256"] == calm()
@@ -89,8 +90,8 @@ def test_an_error_between_two_shards_leaves_a_checkpoint_that_goes_on(tmp_path: 
 def test_resume_and_rescale_when_weights_are_published_rarely() -> None:
     """Actors go on with the version that was published, not with what the learner has made since."""
     config = RunConfig(
-        hr.EnvSpec("CartPole-v1"), 3, ppo=PpoConfig(n_steps=8, batch_size=16, n_epochs=2),
-        topology=TopologyConfig(4, "threads", "2", publish_every="2"),
+        hr.EnvSpec("CartPole-v1"), 3, algorithm=PpoConfig(batch_size=16, n_epochs=2),
+        topology=TopologyConfig(4, 8, "threads", "2", publish_every="2"),
     )  # fmt: skip
 
     def hash_of(run: Run, updates: int) -> str:
@@ -98,16 +99,17 @@ def test_resume_and_rescale_when_weights_are_published_rarely() -> None:
             run.update(10**6)
         return run.hashes()["weights_sha256"]
 
-    runs = [Run(config), Run(config), Run(replace(config, topology=replace(config.topology, workers="1", shards=2)))]
+    elsewhere = replace(config, topology=replace(config.topology, workers="1", shards=2))
+    (calm, _), (first, parts), (second, _) = built = [build_run(one) for one in (config, config, elsewhere)]
     try:
-        want = hash_of(runs[0], 5)
-        hash_of(runs[1], 3)
-        runs[2].restore(runs[1].snapshot())
-        assert hash_of(runs[2], 2) == want
-        runs[1].rescale(1)
-        assert hash_of(runs[1], 2) == want
+        want = hash_of(calm, 5)
+        hash_of(first, 3)
+        second.restore(first.snapshot())
+        assert hash_of(second, 2) == want
+        parts.rescale(1)
+        assert hash_of(first, 2) == want
     finally:
-        for run in runs:
+        for run, _ in built:
             run.close()
 
 
@@ -123,22 +125,23 @@ def test_weights_that_are_published_rarely_count_as_late(late: str) -> None:
 def test_episodes_in_rejected_slabs_are_told_as_they_were() -> None:
     finished = []
     config = RunConfig(
-        hr.EnvSpec(Counts), 3, ppo=PpoConfig(n_steps=7, batch_size=16, n_epochs=1),
-        topology=TopologyConfig(4, "inline", shards=2, max_lag=1, batch="first_come", pick_up_rows=0),
+        hr.EnvSpec(Counts), 3, algorithm=PpoConfig(batch_size=16, n_epochs=1),
+        topology=TopologyConfig(4, 7, "inline", shards=2, max_lag=1, batch="first_come", pick_up_rows=0),
     )  # fmt: skip
-    run = Run(config)
+    run, parts = build_run(config)
+    reader = parts.reader
     calls = iter([False, True, False, False, True] * 20)
 
     def is_late(one: Taken) -> bool:
         """Now and then; never after a younger slab of the same shard was taken, as versions only grow."""
-        return next(calls) and all(other.lease.shard != one.lease.shard for other in run._in_hand)
+        return next(calls) and all(other.lease.shard != one.lease.shard for other in reader._in_hand)
 
-    run._is_late = is_late  # type: ignore[method-assign]
+    reader._is_late = is_late  # type: ignore[method-assign]
     try:
         for _ in range(12):
-            finished += run.update(10**6)[1]
-        assert run.books.ledger.rejected > 0
-        run.books.ledger.check()
+            finished += run.update(10**6).finished
+        assert reader.ledger.rejected > 0
+        reader.ledger.check()
     finally:
         run.close()
     assert {(one.length, one.total_reward) for one in finished} == {(10, 10.0)}

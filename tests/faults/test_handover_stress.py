@@ -80,15 +80,15 @@ def hand_over(per_shard: int, is_even: bool) -> None:
     finally:
         ring.close()
         segment.unlink()
-    assert consumed == [per_shard] * SHARDS == ring.sequences
-    assert ring.leased == SHARDS * per_shard
+    assert consumed == [per_shard] * SHARDS == ring.state.sequences
+    assert ring.state.leased == SHARDS * per_shard
 
 
 def read(ring: Ring, mailboxes: np.ndarray, per_shard: int, writers: list[BaseProcess]) -> list[int]:
     """The reader: orders what may be ordered, takes what is there, looks at it, gives it back."""
     posted, consumed = [0] * SHARDS, [0] * SHARDS
     last = time.monotonic()
-    ring.grant(SHARDS * per_shard)
+    ring.state.grant(SHARDS * per_shard)
     while sum(consumed) < SHARDS * per_shard:
         for shard in range(SHARDS):
             while posted[shard] < per_shard and (lease := ring.lease(shard)) is not None:
@@ -98,9 +98,9 @@ def read(ring: Ring, mailboxes: np.ndarray, per_shard: int, writers: list[BasePr
             shard, sequence = one.lease.shard, one.lease.sequence
             assert sequence == consumed[shard], "in order, none left out, none twice"
             assert one.slab.word(Word.SEQUENCE) == sequence
-            assert is_intact(one.slab.obs.reshape(-1), key_of(shard, sequence)), f"rollout {sequence} of {shard} is bad"
+            assert is_intact(one.slab.arrays["obs"].reshape(-1), key_of(shard, sequence)), f"rollout {sequence} of {shard} is bad"
             consumed[shard] += 1
-            ring.release(one.lease)
+            ring.state.release(one.lease)
         if taken:
             last = time.monotonic()
         else:

@@ -127,7 +127,6 @@ STATES: list[tuple[str, Any]] = [
     ("minibatches_done", -1),
     ("hashes", {}),
     ("hashes.weights_sha256", 5),
-    ("is_begun", 1),
     ("live_episodes", []),
     ("live_episodes", [[0, 1]] * 3),
     ("live_episodes.0", [0]),

@@ -114,7 +114,7 @@ def test_a_signal_at_any_moment(calm: Path, tmp_path: Path) -> None:
     assert_resumes_to(calm, tmp_path)
 
 
-@pytest.mark.parametrize("inside", ["headrace.learning.learner.Learner.update", "headrace.session.save"])
+@pytest.mark.parametrize("inside", ["headrace.learning.ppo.Ppo.epochs", "headrace.session.save"])
 def test_a_signal_while_learning_or_saving(
     inside: str, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

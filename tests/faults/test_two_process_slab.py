@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from headrace.envs.spec import EnvSpec
-from headrace.launch.shard import ShardPlan
 from headrace.learning.batch import assemble
 from headrace.memory.ring import Lease, RingState
 from headrace.memory.schema import Schema
@@ -67,7 +66,7 @@ def granted(state: RingState, shard: int = 0) -> Lease:
 
 def written_by_actor(slab: Slab) -> dict[str, Array]:
     """Every field an actor writes; of final observations, as many as there are."""
-    finals = {"final_row": slab.final_row, "final_obs": slab.final_obs}
+    finals = {"final_row": slab.final_row, "final_obs": slab.final_obs["obs"]}
     return {name: finals.get(name, array) for name, array in slab.arrays.items() if name not in COMPLETED}
 
 
@@ -77,8 +76,7 @@ def test_a_spawned_process_fills_slabs_that_the_reader_reads_in_place() -> None:
         work, leases = {}, []
         for shard, spec in enumerate(ENVIRONMENTS):
             leases.append(granted(state, shard))
-            plan = ShardPlan(spec, range(3, 9), seed=7)
-            order = order_for(plan, n_steps=20, fence=leases[-1].fence, version=4)
+            order = order_for(spec, range(3, 9), seed=7, n_steps=20, fence=leases[-1].fence, version=4)
             work[stack.enter_context(shared_slab(order.schema))] = order
         assert exit_code_of(in_another_process, {segment.name: order for segment, order in work.items()}) == 0
         for (segment, order), lease in zip(work.items(), leases, strict=True):
@@ -96,8 +94,8 @@ def assert_committed_in_place(segment: SharedSegment, order: Order, state: RingS
     for name, array in theirs_by_name.items():
         assert array.tobytes() == ours_by_name[name].tobytes(), name
     assert all(np.isnan(slab.arrays[name]).all() for name in COMPLETED), "an actor does not complete"
-    assert (slab.final_count > 0) == ("max_episode_steps" in order.plan.spec.kwargs)
-    assert (slab.version == order.version + np.arange(order.n_steps)).all()
+    assert (slab.final_count > 0) == ("max_episode_steps" in order.plan.env.kwargs)
+    assert (slab.version == order.version + np.arange(order.schema.n_steps)).all()
 
     memory = np.frombuffer(segment.buffer, np.uint8)
     batch = assemble([slab])

@@ -7,6 +7,7 @@ Swapping terminated and truncated, anywhere on the way, turns the comparison red
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,13 +21,13 @@ from torch import Tensor, nn
 from headrace.envs.vector_env import VectorEnv
 from headrace.learning import advantages
 from headrace.learning.advantages import gae, vtrace
-from headrace.learning.batch import assemble, complete, write_back
-from headrace.memory.slab import Slab
+from headrace.learning.batch import Batch, assemble, complete
 from headrace.policies.noise import NoiseSpec
 from headrace.policies.policy import Evaluation
 from support.chains import SOURCES, Script, Tampered, Transition, chain_envs, expected_stream, swap_flags
 from support.generators import Flags, flags, floats_like, quick, seeds, thorough
 from support.oracles import discounted_advantages, slow_gae
+from support.pairwise import Cell, matrix
 from support.ppo_rows import slow_vtrace
 from support.slabs import Array, action_of, filled_slabs
 
@@ -315,15 +316,13 @@ class Estimate:
 
 def estimates(
     source: str, script: Script, n_steps: int, count: int, wrap: Callable[[VectorEnv], VectorEnv] = lambda envs: envs
-) -> tuple[list[list[list[Estimate]]], list[list[Slab]]]:
-    """[update][env][transition], and the slabs [update][shard], through the real actor, batch and completion."""
+) -> tuple[list[list[list[Estimate]]], list[Batch]]:
+    """[update][env][transition], and the completed batches, through the real actor, batch and completion."""
     shards = [filled_slabs(wrap(chain_envs(source, shard, script)[0]), shard, n_steps, count) for shard in SHARDS]
-    updates = [list(slabs) for slabs in zip(*shards, strict=True)]
+    batches = [assemble(slabs) for slabs in zip(*shards, strict=True)]
     result = []
-    for slabs in updates:
-        batch = assemble(slabs)
+    for batch in batches:
         complete(batch, lambda version: KnownValues())
-        write_back(batch, slabs)
         advantage, returns = gae(
             batch.reward,
             batch.value,
@@ -346,7 +345,7 @@ def estimates(
                 for env in range(batch.n_envs)
             ]
         )
-    return result, updates
+    return result, batches
 
 
 def scripted_estimates(stream: list[Transition]) -> list[tuple[float, float]]:
@@ -384,12 +383,10 @@ def assert_estimates_are_the_scripts(updates: list[list[list[Estimate]]], script
             start += length
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("n_steps", [1, 2, 5, 16])
-@pytest.mark.parametrize("seed", range(3))
-def test_from_environment_to_advantage_it_is_the_script(source: str, n_steps: int, seed: int) -> None:
-    script = Script(seed)
-    updates, _ = estimates(source, script, n_steps, count=6)
+@pytest.mark.parametrize("cell", matrix({"source": list(SOURCES), "n_steps": [1, 2, 5, 16], "seed": range(3)}))
+def test_from_environment_to_advantage_it_is_the_script(cell: Cell) -> None:
+    script = Script(cell["seed"])
+    updates, _ = estimates(cell["source"], script, cell["n_steps"], count=6)
     assert_estimates_are_the_scripts(updates, script)
 
 
@@ -428,14 +425,16 @@ def test_the_streams_of_advantages_do_not_depend_on_how_a_source_resets(source: 
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_completion_reaches_every_slab(source: str) -> None:
-    """After it no field is poisoned, and each slab holds the values of its own environments."""
-    _, updates = estimates(source, Script(2), 8, count=2)
-    for slab in (slab for slabs in updates for slab in slabs):
-        flat = torch.from_numpy(slab.obs.reshape(-1, 3))
-        assert (slab.value.reshape(-1) == known_value(flat).numpy()).all()
-        assert (slab.last_value == known_value(torch.from_numpy(slab.last_obs)).numpy()).all()
-        wanted = np.zeros(slab.value.size, np.float32)
-        wanted[slab.final_row] = known_value(torch.from_numpy(np.ascontiguousarray(slab.final_obs))).numpy()
-        assert (slab.bootstrap_value.reshape(-1) == wanted).all()
-        assert (slab.log_prob == 0).all()
+@pytest.mark.parametrize("shards", [SHARDS, SHARDS[:1]], ids=["two shards", "one, in its slab"])
+def test_completion_fills_every_field(source: str, shards: tuple[range, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it no field is poisoned, and each environment has the values of its own observations."""
+    monkeypatch.setattr(sys.modules[__name__], "SHARDS", shards)
+    _, batches = estimates(source, Script(2), 8, count=2)
+    for batch in batches:
+        flat = torch.from_numpy(batch.obs.reshape(-1, 3))
+        assert (batch.value.reshape(-1) == known_value(flat).numpy()).all()
+        assert (batch.last_value == known_value(torch.from_numpy(batch.last_obs)).numpy()).all()
+        wanted = np.zeros(batch.value.size, np.float32)
+        wanted[batch.final_row] = known_value(torch.from_numpy(np.ascontiguousarray(batch.final_obs))).numpy()
+        assert (batch.bootstrap_value.reshape(-1) == wanted).all()
+        assert (batch.log_prob == 0).all()

@@ -45,9 +45,9 @@ class RingMachine(RuleBasedStateMachine):
         # Numbers used up before, those that were rejected or thrown away among them.
         self.first = [batches + lost[shard] for shard in range(shards)] if batches else [0] * shards
         if batches:
-            self.ring.resume(self.first, batches)
+            self.ring.state.resume(self.first, batches)
         self.limit = batches * shards
-        self.ring.grant(self.limit)
+        self.ring.state.grant(self.limit)
         self.writing: dict[int, list[Lease]] = {shard: [] for shard in range(shards)}  # in the order they are filled
         self.reading: list[Lease] = []
         self.revoked: list[Lease] = []
@@ -61,7 +61,7 @@ class RingMachine(RuleBasedStateMachine):
     @rule(more=st.integers(-2, 6))
     def grant(self, more: int) -> None:
         """More pace; a smaller number takes nothing back."""
-        self.ring.grant(self.limit + more)
+        self.ring.state.grant(self.limit + more)
         self.limit = max(self.limit, self.limit + more)
 
     @rule(pick=picks)
@@ -100,9 +100,9 @@ class RingMachine(RuleBasedStateMachine):
     @rule(pick=picks, is_used=st.sampled_from([True, True, False]))
     def give_back(self, pick: int, is_used: bool) -> None:
         lease = self.reading.pop(pick % len(self.reading))
-        (self.ring.release if is_used else self.ring.reject)(lease)
+        (self.ring.state.release if is_used else self.ring.state.reject)(lease)
         self.rejected[lease.shard] += not is_used
-        for again in (self.ring.release, self.ring.reject):
+        for again in (self.ring.state.release, self.ring.state.reject):
             with pytest.raises(RingError):
                 again(lease)
 
@@ -110,7 +110,7 @@ class RingMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def can_not_give_back_what_a_writer_holds(self, pick: int) -> None:
         lease = self.open_leases()[pick % len(self.open_leases())]
-        for give_back in (self.ring.release, self.ring.reject):
+        for give_back in (self.ring.state.release, self.ring.state.reject):
             with pytest.raises(RingError):
                 give_back(lease)
 
@@ -118,7 +118,7 @@ class RingMachine(RuleBasedStateMachine):
     def revoke(self, pick: int) -> None:
         """The writer died and was reaped; whatever it committed but nobody took is lost and run again."""
         shard = pick % len(self.taken)
-        self.ring.revoke(shard)
+        self.ring.state.revoke(shard)
         self.revoked += self.writing[shard]
         self.writing[shard] = []
 
@@ -157,7 +157,7 @@ class RingMachine(RuleBasedStateMachine):
     def every_rollout_is_taken_once_and_in_order(self) -> None:
         for first, sequences in zip(self.first, self.taken.values(), strict=True):
             assert sequences == list(range(first, first + len(sequences)))
-        assert self.ring.sequences == [self.first[shard] + len(taken) for shard, taken in self.taken.items()]
+        assert self.ring.state.sequences == [self.first[shard] + len(taken) for shard, taken in self.taken.items()]
 
     @invariant()
     def no_slab_has_two_owners(self) -> None:
@@ -166,13 +166,13 @@ class RingMachine(RuleBasedStateMachine):
             for lease in leases:
                 assert owners[lease.slot] is Owner.NOBODY, f"slot {lease.slot} is owned twice"
                 owners[lease.slot] = owner
-        assert [self.ring._state.owner(slot) for slot in range(self.num_slots)] == owners
-        assert self.ring._state.open_slots() == [lease.slot for lease in self.open_leases()]
+        assert [self.ring.state.owner(slot) for slot in range(self.num_slots)] == owners
+        assert self.ring.state.open_slots() == [lease.slot for lease in self.open_leases()]
 
     @invariant()
     def leases_stay_within_the_pace(self) -> None:
-        assert self.ring.leased == self.leases_out()
-        assert self.ring.leased <= self.limit
+        assert self.ring.state.leased == self.leases_out()
+        assert self.ring.state.leased <= self.limit
         if self.is_even:
             assert all((self.counted(shard) - 1) * len(self.taken) < self.limit for shard in self.taken)
 

@@ -139,20 +139,20 @@ def advance(model: hr.PPO, workload: Workload, updates: int) -> Part:
     """That many updates."""
     part = Part()
     for _ in range(updates):
-        record, finished = model.run.update(workload.total_timesteps)
-        part.episodes += [asdict(one) for one in finished]
-        part.losses.append({key: value for key, value in record.items() if key.startswith("train/")})
+        update = model.run.update(workload.total_timesteps)
+        part.episodes += [asdict(one) for one in update.finished]
+        part.losses.append({key: value for key, value in update.record.items() if key.startswith("train/")})
     return part
 
 
 def trace_of(model: hr.PPO, part: Part) -> Trace:
     """The trace of a run that has come to its end."""
-    ledger = model.run.books.ledger.encode()
+    ledger = model.parts.reader.ledger.encode()
     assert set(ledger.pop("sequences")) == {model.run.updates}, "every shard gave one slab to every update"
     return Trace(
         **model.run.hashes(),
         ledger=ledger,
-        statistics=model.run.books.statistics.encode(),
+        statistics=model.parts.reader.statistics.encode(),
         episodes=part.episodes,
         losses=part.losses,
     )

@@ -19,9 +19,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from headrace.envs.adapters.gymnasium_vector import GymnasiumVector
+from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.serial import SerialEnvs
 from headrace.envs.vector_env import FinalObs, VectorEnv
-from headrace.launch.shard import episode_seed
 from headrace.memory.slab import Row, Slab
 
 NUM_ACTIONS = 4
@@ -122,7 +122,7 @@ SOURCES: dict[str, Callable[[Sequence[Maker], range, SeedOf], VectorEnv]] = {
 
 def seed_of(env_index: int, episode: int) -> int:
     """The tree's leaf, for a run with seed 0."""
-    return episode_seed(0, env_index, episode)
+    return leaf(0, Purpose.ENV, env_index, episode)
 
 
 def chain_envs(source: str, env_indices: range, script: Script) -> tuple[VectorEnv, list[ChainEnv]]:
@@ -141,10 +141,14 @@ class Tampered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._envs, name)
 
-    def step(self, actions: Any, row: Row, final: FinalObs) -> None:
+    def step(self, row: Row, final: FinalObs) -> None:
         """`real_finals` off hands over zeros instead of the observation an episode was cut in."""
-        self._envs.step(actions, row, final if self._real_finals else lambda b, obs: final(b, np.zeros_like(obs)))
+        self._envs.step(row, final if self._real_finals else lambda b, obs: final(b, zeros_like(obs)))
         self._tamper(row)
+
+
+def zeros_like(leaves: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.zeros_like(leaf) for name, leaf in leaves.items()}
 
 
 def swap_flags(row: Row) -> None:
@@ -196,7 +200,7 @@ def streams_of(slabs: Sequence[Slab]) -> list[list[Transition]]:
     n_envs = slabs[0].schema.n_envs
     streams: list[list[Transition]] = [[] for _ in range(n_envs)]
     for slab in slabs:
-        finals = {int(row): tuple(obs.tolist()) for row, obs in zip(slab.final_row, slab.final_obs, strict=True)}
+        finals = {int(row): tuple(obs.tolist()) for row, obs in zip(slab.final_row, slab.final_obs["obs"], strict=True)}
         assert len(finals) == slab.final_count, "a row has two final observations"
         for t in range(slab.schema.n_steps):
             for b in range(n_envs):
@@ -204,7 +208,7 @@ def streams_of(slabs: Sequence[Slab]) -> list[list[Transition]]:
                 if slab.valid[t, b]:
                     streams[b].append(
                         Transition(
-                            tuple(slab.obs[t, b].tolist()),
+                            tuple(slab.obs["obs"][t, b].tolist()),
                             int(slab.action[t, b]),
                             float(slab.reward[t, b]),
                             bool(slab.terminated[t, b]),

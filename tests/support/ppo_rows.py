@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from headrace.envs.adapters.gymnasium_spaces import describe
 from headrace.learning.batch import Batch, complete
 from headrace.learning.config import PpoConfig
-from headrace.learning.ppo import Coefficients, Rows
+from headrace.learning.ppo_loss import Coefficients, Rows
 from headrace.memory.spaces import Space
 from headrace.policies.networks import as_policy
 from support.bit_envs import ACTIONS, OBSERVATIONS
@@ -106,8 +106,9 @@ def mixed_batch(
     ended = rng.random((n_steps, n_envs))
     zeros = np.zeros((n_steps, n_envs), np.float32)
     truncated = (ended > 0.1) & (ended < 0.2)
+    finals = observations(observation, max(1, int(truncated.sum())), seed + 2)[: int(truncated.sum())]
     return Batch(
-        obs=obs.reshape(n_steps, n_envs, *obs.shape[1:]),
+        leaves={"obs": obs.reshape(n_steps, n_envs, *obs.shape[1:])},
         action=actions.reshape(n_steps, n_envs, *actions.shape[1:]).astype(action.dtype),
         reward=rng.normal(size=(n_steps, n_envs)).astype(np.float32),
         terminated=ended < 0.1,
@@ -116,9 +117,9 @@ def mixed_batch(
         version=version,
         episode=zeros.astype(np.int64),
         step=zeros.astype(np.int32),
-        last_obs=observations(observation, n_envs, seed + 1),
+        last_leaves={"obs": observations(observation, n_envs, seed + 1)},
         final_row=np.flatnonzero(truncated),
-        final_obs=observations(observation, max(1, int(truncated.sum())), seed + 2)[: int(truncated.sum())],
+        final_leaves={"obs": finals},
         log_prob=zeros.copy(),
         value=zeros.copy(),
         bootstrap_value=zeros.copy(),

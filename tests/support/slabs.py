@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.acting.actor import Actor, VersionAt
-from headrace.envs.actions import sender
+from headrace.acting.actor import Act, Actor
+from headrace.acting.culprit import Culprit
+from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.vector_env import VectorEnv
-from headrace.launch.shard import episode_seed
 from headrace.memory.schema import Schema, rollout_schema
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab, slab_bytes
-from headrace.memory.spaces import Box, Discrete
+from headrace.memory.spaces import Box, Discrete, Leaves
 from headrace.policies.noise import CounterNoise, NoiseSpec
 
 Array = npt.NDArray[Any]
@@ -49,9 +49,14 @@ def noise_for(env_indices: range, width: int = CHOICE.n) -> CounterNoise:
     return CounterNoise(NoiseSpec("gumbel", width), noise_keys(env_indices))
 
 
-def act_by_noise(obs: Array, noise: Array, out: Array) -> None:
+def act_by_noise(version: int) -> Act:
     """The policy of a test: uniform over the choices, and a function of (env, transition) alone."""
-    out[:] = noise.argmax(-1)
+
+    def act(row: int, obs: Leaves, noise: Array, out: Array) -> int:
+        out[:] = noise.argmax(-1)
+        return version
+
+    return act
 
 
 @cache
@@ -63,21 +68,16 @@ def action_of(env_index: int, transition: int, width: int = CHOICE.n) -> int:
 
 def noise_actor(envs: VectorEnv, env_indices: range, seed: int = 0) -> Actor:
     def seed_of(env_index: int, episode: int) -> int:
-        return episode_seed(seed, env_index, episode)
+        return leaf(seed, Purpose.ENV, env_index, episode)
 
-    return Actor(envs, noise_for(env_indices), sender(envs.action_space), env_indices, seed_of)
-
-
-def always(version: int) -> VersionAt:
-    """One version for every row of a slab."""
-    return lambda row: version
+    return Actor(envs, noise_for(env_indices), Culprit(env_indices, seed_of))
 
 
 def filled_slabs(envs: VectorEnv, env_indices: range, n_steps: int, count: int) -> list[Slab]:
     """`count` consecutive slabs of one shard, as its actor leaves them."""
     actor = noise_actor(envs, env_indices)
     slabs = [slab_for(envs, n_steps) for _ in range(count)]
-    actor.begin(np.empty_like(slabs[0].last_obs))
+    actor.begin()
     for version, slab in enumerate(slabs):
-        actor.fill(slab, act_by_noise, always(version))
+        actor.fill(slab, act_by_noise(version))
     return slabs

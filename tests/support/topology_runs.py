@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headrace.build import Parts, build_run
 from headrace.checkpoints.snapshot import Snapshot
+from headrace.collecting.reader import Reader
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.episodes.statistics import Finished
@@ -57,13 +59,13 @@ class Case:
 
     def config(self, **place: Any) -> RunConfig:
         """The whole configuration, somewhere."""
-        options = {"n_steps": self.n_steps, "batch_size": 40, "n_epochs": 2, **self.ppo}
+        options = {"batch_size": 40, "n_epochs": 2, **self.ppo}
         return RunConfig(
             EnvSpec(self.env, dict(self.kwargs), self.wrappers),
             SEED,
             self.policy,
             PpoConfig(**options),
-            TopologyConfig(n_envs=self.n_envs, **place),
+            TopologyConfig(n_envs=self.n_envs, n_steps=self.n_steps, **place),
         )
 
     def wrapped(self, *wrappers: EnvSource) -> Case:
@@ -73,9 +75,15 @@ class Case:
     @contextmanager
     def start(self, **place: Any) -> Iterator[Run]:
         """The run, before its first update; closed at the end."""
-        run = Run(self.config(**place))
-        try:
+        with self.build(**place) as (run, _):
             yield run
+
+    @contextmanager
+    def build(self, **place: Any) -> Iterator[tuple[Run, Parts]]:
+        """The same, with its parts: for what only they offer, as another number of workers."""
+        run, parts = build_run(self.config(**place))
+        try:
+            yield run, parts
         finally:
             run.close()
 
@@ -83,7 +91,7 @@ class Case:
         """That many updates; the episodes that ended in them."""
         finished: list[Finished] = []
         for _ in range(updates):
-            finished += run.update(self.total_timesteps)[1]
+            finished += run.update(self.total_timesteps).finished
         return finished
 
     def play(self, **place: Any) -> Bits:
@@ -93,7 +101,8 @@ class Case:
 
     def go_on(self, snapshot: Snapshot, episodes: list[Finished], **place: Any) -> Bits:
         """From a snapshot to the end, in another place."""
-        with self.start(**place) as run:
+        with self.build(**place) as (run, parts):
+            parts.require_fit(snapshot)
             run.restore(snapshot)
             return bits_of(run, episodes + self.advance(run, self.updates - run.updates))
 
@@ -124,7 +133,8 @@ class Bits:
 
 def bits_of(run: Run, episodes: list[Finished]) -> Bits:
     """All of it."""
-    ledger = run.books.ledger.encode()
+    assert isinstance(run.source, Reader)
+    ledger = run.source.ledger.encode()
     del ledger["sequences"]
     return Bits(**run.hashes(), ledger=ledger, episodes=episodes)
 

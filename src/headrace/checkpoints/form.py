@@ -47,12 +47,6 @@ def number(value: Any, where: str) -> None:
         _refuse(where, "a finite number", value)
 
 
-def flag(value: Any, where: str) -> None:
-    """True or false."""
-    if not isinstance(value, bool):
-        _refuse(where, "true or false", value)
-
-
 def text(value: Any, where: str) -> None:
     """A short text without control characters."""
     if not isinstance(value, str) or len(value) > 1000 or not value.isprintable():
@@ -230,7 +224,6 @@ def _state(n_envs: int) -> Check:
         algorithm=mapping(count),
         source=record(
             batches=count,
-            is_begun=flag,
             live_episodes=list_of(pair(count, whole(0, None)), n_envs, n_envs),
             ledger=record(
                 produced=count,

@@ -1,7 +1,7 @@
 """From the policy's actions, as slabs hold them, to the actions an environment is sent. One pure function.
 
 Boxes are clipped to their bounds (the slab keeps the unclipped action: its log-probability is what PPO needs);
-choices that do not start at 0 are shifted. The actor sends, and the journal keeps, what comes out of here.
+choices that do not start at 0 are shifted. Environments are sent what comes out of here, in play and in replay.
 """
 
 from __future__ import annotations

@@ -36,6 +36,11 @@ class LiveEpisode:
     seed: int
     actions: Array  # [steps so far, ...] as slabs hold them (see `actions` for what the environment is sent)
 
+    @property
+    def is_at_start(self) -> bool:
+        """Whether the environment has not taken a step in this run."""
+        return self.episode == 0 and not len(self.actions)
+
 
 class EnvFailure(Exception):  # noqa: N818
     """An environment raised or returned nonsense; the actor knows which episode and step that was."""

@@ -6,7 +6,8 @@
 The reader's side writes it, from committed slabs only; workers never do, so a dying worker can't tear it. It holds
 actions as the policy chose them; replay turns them into what the environment is sent, as the first play did. When an
 episode ends its actions are dropped. A slab that was committed and waits for its batch is not entered yet: a lost
-worker goes on after it, a resumed run makes it again. Does not know how an environment is replayed.
+worker goes on after it, a resumed run makes it again. An environment without a slab so far is at the beginning of its
+episode 0, and no observation is recorded for it. Does not know how an environment is replayed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ class Journal:
         self._chunks: list[list[Array]] = [[] for _ in range(n_envs)]
         self._last_obs = empty_leaves(observation, n_envs)
         self._noise_counter = np.zeros(n_envs, np.int64)
-        self._has_begun = [False] * n_envs
         for leaf in self._last_obs.values():
             leaf.fill(0)
 
@@ -56,7 +56,6 @@ class Journal:
         for name, leaf in self._last_obs.items():
             leaf[part] = slab.last_obs[name]
         self._noise_counter[part] = slab.noise_counter
-        self._has_begun[part] = [True] * len(env_indices)
 
     def append(self, env_indices: range, action: Array, terminated: Array, truncated: Array, valid: Array) -> None:
         """The actions of some rows, [T, B]."""
@@ -74,7 +73,7 @@ class Journal:
 
     def standing(self, env_indices: range, waiting: Sequence[Slab] = ()) -> Standing | None:
         """Where environments of one shard stand after its slabs that wait for a batch; None before its first."""
-        if not self._has_begun[env_indices.start] and not waiting:
+        if not waiting and not any(self._episode[env] or self._chunks[env] for env in env_indices):
             return None
         fork = Journal(len(self._episode), self._seed_of, *self._spaces)
         part = slice(env_indices.start, env_indices.stop)
@@ -105,7 +104,7 @@ class Journal:
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """As JSON and arrays, copied."""
         live = self.live(range(len(self._episode)))
-        state = {"is_begun": any(self._has_begun), "live_episodes": [[one.episode, one.seed] for one in live]}
+        state = {"live_episodes": [[one.episode, one.seed] for one in live]}
         arrays = {
             "noise_counter": self._noise_counter.copy(),
             "lengths": np.array([len(one.actions) for one in live], np.int64),
@@ -115,15 +114,12 @@ class Journal:
 
     def restore(self, state: dict[str, Any], arrays: dict[str, Array]) -> None:
         """Go on from a checkpoint, whatever the shards were then."""
-        if not state["is_begun"]:
-            return
         starts = np.concatenate([[0], np.cumsum(arrays["lengths"])])
         for env, (episode, seed) in enumerate(state["live_episodes"]):
             self._take_over(LiveEpisode(env, episode, seed, arrays["actions"][starts[env] : starts[env + 1]]))
         for name, leaf in self._last_obs.items():
             leaf[:] = arrays[f"last_{name}"]
         self._noise_counter[:] = arrays["noise_counter"]
-        self._has_begun = [True] * len(self._episode)
 
     def _take_over(self, live: LiveEpisode) -> None:
         if live.seed != self._seed_of(live.env_index, live.episode):

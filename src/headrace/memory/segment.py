@@ -1,9 +1,10 @@
 """Segments: the memory that slabs and weights lie in. create -> (attach in other processes) -> unlink by the creator.
 
-Heap and shared memory give the same thing, a writable buffer. A shared segment is a file in /dev/shm, 0600 with an
-unguessable name, reserved in full when created: tmpfs hands out pages on first touch, and running out later would be a
-SIGBUS. The name is registered with multiprocessing's resource tracker, which removes it should the creator be killed.
-The mapping, and one descriptor, live as long as somebody holds a view of it (SharedMemory refuses to close then).
+Heap and shared memory give the same thing, a writable buffer. A shared segment is a file in /dev/shm, 0600, with its
+creator's process id and an unguessable number in its name. It is reserved in full when created: tmpfs hands out pages
+on first touch, and running out later would be a SIGBUS. The name is registered with multiprocessing's resource tracker,
+which removes it should the creator be killed. The mapping, and one descriptor, live as long as there is a view of it
+(SharedMemory refuses to close then).
 Does not know what lies in the bytes.
 """
 
@@ -61,7 +62,7 @@ class SharedSegment:
         whole = os.statvfs(_DIRECTORY)
         if 0 < whole.f_blocks * whole.f_frsize < size_bytes:
             raise _no_room(size_bytes)
-        name = f"headrace-{secrets.token_hex(8)}"
+        name = f"headrace-{os.getpid()}-{secrets.token_hex(8)}"  # a list of /dev/shm shows whose it is
         resource_tracker.register(f"/{name}", "shared_memory")  # first: a kill in between leaves nothing
         try:
             descriptor = os.open(_DIRECTORY / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)

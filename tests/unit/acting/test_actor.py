@@ -10,7 +10,8 @@ import pytest
 
 from headrace.errors import HeadraceError, NumericsError
 from support.chains import SOURCES, ChainEnv, Script, seed_of
-from support.slabs import act_by_noise, always, noise_actor, slab_for
+from support.pairwise import Cell, matrix
+from support.slabs import act_by_noise, noise_actor, slab_for
 
 ENV_INDICES = range(3, 6)
 BAD = ENV_INDICES[1]
@@ -48,10 +49,10 @@ def fill(source: str, where: str, when: tuple[int, int], what: float, n_steps: i
     makers = [lambda env=env: NotFinite(env, where, when, what) for env in ENV_INDICES]
     envs = SOURCES[source](makers, ENV_INDICES, seed_of)  # type: ignore[arg-type]
     actor, slab = noise_actor(envs, ENV_INDICES), slab_for(envs, n_steps)
-    actor.begin(np.empty_like(slab.last_obs))
+    actor.begin()
     for _ in range(n_slabs):
         slab.poison()
-        actor.fill(slab, act_by_noise, always(0))
+        actor.fill(slab, act_by_noise(0))
 
 
 def episode_that(condition: Callable[[int], bool]) -> int:
@@ -66,13 +67,13 @@ def place(episode: int, step: int) -> str:
     return f"env {BAD}, episode ({BAD}, {episode}), seed {seed_of(BAD, episode)}, step {step}: "
 
 
-@every_source
-@pytest.mark.parametrize("n_steps", [1, 4, 12])
-@pytest.mark.parametrize("what", [np.nan, np.inf])
-@pytest.mark.parametrize("where", ["reward", "obs"])
-def test_a_number_in_the_middle_is_named(source: str, where: str, what: float, n_steps: int) -> None:
+@pytest.mark.parametrize(
+    "cell",
+    matrix({"source": list(SOURCES), "where": ["reward", "obs"], "what": [np.nan, np.inf], "n_steps": [1, 4, 12]}),
+)
+def test_a_number_in_the_middle_is_named(cell: Cell) -> None:
     with pytest.raises(NumericsError) as caught:
-        fill(source, where, (LONG, 1), what, n_steps, n_slabs=60)
+        fill(cell["source"], cell["where"], (LONG, 1), cell["what"], cell["n_steps"], n_slabs=60)
     assert str(caught.value).startswith(place(LONG, 1))
 
 

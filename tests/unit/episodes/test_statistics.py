@@ -10,17 +10,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from headrace.episodes.counting import Counters, number_rows
 from headrace.episodes.statistics import EpisodeStatistics, Finished
+from headrace.memory.slab import Slab
 from support.generators import Flags, flags, floats_like, quick, seeds, thorough
 from support.oracles import SlowEnv
-from support.slabs import Array
+from support.slabs import Array, heap_slab, small_schema
+
+
+def episodes_of(rows: Flags) -> Array:
+    """The episode number of every row, counted one by one."""
+    lives, episode = [SlowEnv(b) for b in range(rows.shape[1])], np.empty(rows.shape, np.int64)
+    for t, b in np.ndindex(rows.shape):
+        (episode[t, b], _), _ = lives[b].live_through(None, 0.0, *(flag[t, b] for flag in rows))
+    return episode
 
 
 def batches_of(rows: Flags, reward: Array, n_batches: int = 3) -> list[tuple[Array, Flags, Array]]:
     """Rewards, flags and episode numbers, cut into consecutive batches."""
-    episode = np.empty(rows.shape, np.int64)
-    number_rows(*rows, Counters.start(rows.shape[1]), episode, np.empty(rows.shape, np.int64))
+    episode = episodes_of(rows)
     edges = np.linspace(0, rows.shape[0], n_batches + 1).astype(int)
     return [(reward[a:b], rows.rows(a, b), episode[a:b]) for a, b in pairwise(edges) if a < b]
 
@@ -71,6 +78,50 @@ def test_it_goes_on_from_json_bit_for_bit(rows: Flags, seed: int) -> None:
     assert add(resumed, batches[1:]) == add(straight, batches[1:])
     assert resumed.encode() == straight.encode()
     assert resumed.means() == straight.means()
+
+
+@thorough
+@given(flags(max_steps=20, max_envs=5), seeds)
+def test_slabs_of_shards_are_taken_in_together(rows: Flags, seed: int) -> None:
+    """A batch may hold two slabs of one shard and none of another: each environment's rows follow one another."""
+    (T, B), rng = rows.shape, np.random.default_rng(seed)
+    n_steps = int(rng.integers(1, T + 1))
+    T = T // n_steps * n_steps
+    rows = rows.rows(0, T)
+    reward, episode = rng.integers(-99, 99, rows.shape).astype(np.float32), episodes_of(rows)
+    shards = [shard for shard in (range(B // 2), range(B // 2, B)) if len(shard)]
+    starts = range(0, T, n_steps)
+    slabs = [(shard, slab_of(reward, rows, episode, shard, a, a + n_steps)) for shard in shards for a in starts]
+    statistics, finished = EpisodeStatistics(B), []
+    while slabs:  # some at a time, of each shard the earliest
+        count = int(rng.integers(1, 4))
+        taken, slabs = slabs[:count], slabs[count:]
+        finished += statistics.add_slabs(taken)
+    wanted = finished_slowly([(reward, rows, episode)], B)
+
+    def by_episode(one: Finished) -> tuple[int, int]:
+        return one.env_index, one.episode
+
+    assert sorted(finished, key=by_episode) == sorted(wanted, key=by_episode)
+
+
+def test_slabs_of_one_row_range_are_told_by_row_then_environment() -> None:
+    """In the order in which one slab of all environments would tell them, whatever order the slabs come in."""
+    ended = np.array([[False, True, True], [True, False, True]])
+    rows = Flags(ended, np.zeros_like(ended), np.ones_like(ended))
+    reward, episode = np.ones(rows.shape, np.float32), episodes_of(rows)
+    slabs = [(shard, slab_of(reward, rows, episode, shard, 0, 2)) for shard in (range(2, 3), range(2))]
+    told = EpisodeStatistics(3).add_slabs(slabs)
+    assert told == EpisodeStatistics(3).add(reward, *rows, episode)
+    assert [one.env_index for one in told] == [1, 2, 0, 2]
+
+
+def slab_of(reward: Array, rows: Flags, episode: Array, shard: range, start: int, stop: int) -> Slab:
+    part = (slice(start, stop), slice(shard.start, shard.stop))
+    slab = heap_slab(small_schema(stop - start, len(shard)))
+    slab.reward[:], slab.episode[:] = reward[part], episode[part]
+    slab.terminated[:], slab.truncated[:], slab.valid[:] = (flag[part] for flag in rows)
+    return slab
 
 
 def test_both_flags_count_as_terminated() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.inference.local import LocalInference
+from headrace.inference.self_test import self_test
 from headrace.memory.spaces import shape_of
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import as_policy, build_policy
@@ -40,7 +41,7 @@ def one_thread() -> Any:
 def acted(module: nn.Module, cell: Cell, obs: np.ndarray, noise: np.ndarray | None, tile: int = TILE) -> np.ndarray:
     spaces = spaces_named(cell["observation"], cell["action"])
     out = np.zeros((len(obs), *shape_of(spaces[1])), spaces[1].dtype)
-    LocalInference(module, *spaces, tile).act(obs, noise, out)
+    LocalInference(module, *spaces, tile).act({"obs": obs}, noise, out)
     return out
 
 
@@ -63,7 +64,7 @@ CELLS = matrix(
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_rows_do_not_depend_on_tiles(cell: Cell) -> None:
+def test_rows_do_not_depend_on_tiles_and_the_self_test_says_so(cell: Cell) -> None:
     """Full tiles, short ones, any order, alone or in company: the same bits for the same row."""
     module = policy_for(cell)
     rng = np.random.default_rng(0)
@@ -75,11 +76,7 @@ def test_rows_do_not_depend_on_tiles(cell: Cell) -> None:
         for order in (rng.permutation(count), np.arange(5), np.array([7]), rng.permutation(count)[:TILE]):
             got = acted(module, cell, obs[order], None if given is None else given[order])
             assert got.tobytes() == want[order].tobytes()
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_self_test_passes_what_is_fine(cell: Cell) -> None:
-    LocalInference(policy_for(cell), *spaces_named(cell["observation"], cell["action"]), TILE).self_test()
+    self_test(module, *spaces_named(cell["observation"], cell["action"]), TILE)
 
 
 @pytest.mark.parametrize("observation", ["vector", "wide", "multi_binary"])
@@ -89,7 +86,7 @@ def test_narrow_and_odd_networks_keep_their_bits_too(observation: str, net_arch:
     spaces = spaces_named(observation, "box_2d")
     module = shaken(mlp_policy(*spaces, net_arch=net_arch), 1, 0.3)
     for tile in (4, 8, 64):
-        LocalInference(module, *spaces, tile).self_test()
+        self_test(module, *spaces, tile)
 
 
 def test_rows_may_lie_anywhere_in_memory() -> None:
@@ -122,7 +119,7 @@ def test_self_test_finds(kind: type[OwnPolicy], action: str) -> None:
     module = kind(*spaces)
     module.eval()
     with pytest.raises(HeadraceError, match=rf"{kind.__name__}: .*(another place in a tile|a padded tile)"):
-        LocalInference(module, *spaces, TILE).self_test()
+        self_test(module, *spaces, TILE)
 
 
 @pytest.mark.parametrize("tile", [-1, 0, 1, 2, 3])
@@ -154,7 +151,7 @@ def test_actions_are_the_policys_own(action: str, observation: str, activation: 
                     .numpy()
                 )
                 out = np.zeros((200, *shape_of(spaces[1])), spaces[1].dtype)
-                inference.act(obs, given, out)
+                inference.act({"obs": obs}, given, out)
                 np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
 
 
@@ -165,6 +162,6 @@ def test_inputs_are_not_written_to() -> None:
         obs, noise = observations("vector", 19, 0), np.ones((19, as_policy(module).noise.width), np.float32)
         before = obs.tobytes(), noise.tobytes(), [p.clone() for p in module.parameters()]
         out = np.zeros((19, *shape_of(spaces[1])), spaces[1].dtype)
-        LocalInference(module, *spaces, TILE).act(obs, noise, out)
+        LocalInference(module, *spaces, TILE).act({"obs": obs}, noise, out)
         assert (obs.tobytes(), noise.tobytes()) == before[:2]
         assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before[2], strict=True))

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from headrace.build import build_algorithm
+from headrace.collecting.plan import build_envs
 from headrace.collecting.topology import TopologyConfig, resolve
 from headrace.envs.spec import EnvSpec
 from headrace.errors import UsageError
 from headrace.launch import auto
 from headrace.launch.auto import Measured, choose, survey
 from headrace.launch.rehearsal import Rehearsal, rehearse
-from headrace.launch.shard import ShardPlan, build_envs
 from headrace.learning.config import PpoConfig
 from headrace.memory.spaces import Box, Discrete, MultiDiscrete
 from headrace.policies.config import PolicyConfig
@@ -99,8 +100,8 @@ def test_a_rehearsal_grows_with_the_work_and_leaves_the_policy_alone() -> None:
     before = tensors_sha256(dict(module.named_parameters()))
 
     def cost(**options: Any) -> Rehearsal:
-        config = PpoConfig(n_steps=32, batch_size=256, **options)
-        return rehearse(module, BOX, Discrete(2), 16, 0, config, is_learning=True)
+        place, config = TopologyConfig(n_envs=16, n_steps=32), PpoConfig(batch_size=256, **options)
+        return rehearse(module, BOX, Discrete(2), place, 0, config, build_algorithm)
 
     short, long = cost(n_epochs=1), cost(n_epochs=50)
     assert 0 < short.act_s < 1
@@ -116,7 +117,8 @@ def test_a_rehearsal_grows_with_the_work_and_leaves_the_policy_alone() -> None:
 def test_a_rehearsal_acts_within_the_space(action: Any) -> None:
     """Slabs hold choices from 0 on, whatever the environment calls its first one."""
     module = build_policy(PolicyConfig(), BOX, action, 1)
-    told = rehearse(module, BOX, action, 4, 0, PpoConfig(n_steps=8, batch_size=16), is_learning=True)
+    place = TopologyConfig(n_envs=4, n_steps=8)
+    told = rehearse(module, BOX, action, place, 0, PpoConfig(batch_size=16), build_algorithm)
     assert told.update_s > 0
 
 
@@ -146,7 +148,7 @@ class OneThread(Steady):
 
 @pytest.mark.parametrize("env", [Holds, OneThread])
 def test_threads_are_not_promised_to_those_who_can_not_use_them(env: Any) -> None:
-    envs = build_envs(ShardPlan(EnvSpec(env), range(1), 0))
+    envs = build_envs(EnvSpec(env), range(1), 0)
     try:
         measured = auto.measure(EnvSpec(env), 0, envs)
     finally:

@@ -9,17 +9,24 @@ import torch
 from headrace.errors import NumericsError
 from headrace.learning.batch import complete
 from support.bit_envs import ACTIONS, OBSERVATIONS
+from support.pairwise import Cell, matrix
 from support.ppo_rows import completed_batch, shaken, spaces_named
 from support.toy_policies import mlp_policy
 
+CELLS = matrix(
+    {
+        "observation": [name for name in OBSERVATIONS if not name.startswith("image")],
+        "action": ["discrete", "box_float64", "multi_discrete_2d", "multi_binary"],
+        "n_envs": [1, 5, 8],
+    }
+)
 
-@pytest.mark.parametrize("observation", [name for name in OBSERVATIONS if not name.startswith("image")])
-@pytest.mark.parametrize("action", ["discrete", "box_float64", "multi_discrete_2d", "multi_binary"])
-@pytest.mark.parametrize("n_envs", [1, 5, 8])
-def test_every_number_is_the_policys(observation: str, action: str, n_envs: int) -> None:
-    spaces = spaces_named(observation, action)
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_number_is_the_policys(cell: Cell) -> None:
+    spaces = spaces_named(cell["observation"], cell["action"])
     module = shaken(mlp_policy(*spaces), 1, 0.3)
-    batch = completed_batch(module, observation, spaces[1], n_steps=12, n_envs=n_envs, seed=2)
+    batch = completed_batch(module, cell["observation"], spaces[1], n_steps=12, n_envs=cell["n_envs"], seed=2)
     with torch.no_grad():
         for t in range(12):
             want = module.evaluate(torch.from_numpy(batch.obs[t]), torch.from_numpy(batch.action[t]))

@@ -24,6 +24,7 @@ from headrace.learning.learner import Learner, Targets
 from headrace.policies.networks import MlpPolicy, as_policy
 from headrace.weights.flat import FlatParameters
 from support.oracles import slow_gae
+from support.pairwise import Cell, matrix
 from support.ppo_rows import mixed_batch, shaken, slow_vtrace, spaces_named
 from support.toy_policies import mlp_policy, own_policy
 
@@ -226,12 +227,13 @@ def assert_update_is_the_slow_one(
 # -------------------------------------------------------------------------------------------------------------- targets
 
 
-@pytest.mark.parametrize("gradients", GRADIENTS)
-@pytest.mark.parametrize("action", ["discrete", "box"])
-@pytest.mark.parametrize("late_clip", [0.8, 1.0, 1.25])
-@pytest.mark.parametrize("late", ["weight", "vtrace"])
-def test_targets_are_their_definitions(late: str, late_clip: float, action: str, gradients: str) -> None:
+CHOICES: dict[str, Any] = {"late": ["weight", "vtrace"], "action": ["discrete", "box"], "gradients": GRADIENTS}
+
+
+@pytest.mark.parametrize("cell", matrix(CHOICES | {"late_clip": [0.8, 1.0, 1.25]}))
+def test_targets_are_their_definitions(cell: Cell) -> None:
     """weight: GAE as acted, the present log-probability, min(late_clip, pi / mu). vtrace: its own, weights of 1."""
+    late, action, gradients, late_clip = cell.values()
     modules = three_versions(action, apart=0.4)
     options = {"late": late, "late_clip": late_clip, "gradients": gradients}
     learner, module = learner_of(modules, **options)
@@ -249,18 +251,17 @@ def test_targets_are_their_definitions(late: str, late_clip: float, action: str,
     assert torch.equal(vector_of(module), vector_of(modules[NOW]))
 
 
-@pytest.mark.parametrize("gradients", GRADIENTS)
-@pytest.mark.parametrize("action", ["discrete", "box"])
-@pytest.mark.parametrize("late", ["weight", "vtrace"])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"late_clip": 1.8, "normalize_advantage": False}, {"clip_range_vf": 0.1}],
-    ids=["default", "other", "clipped values"],
-)
-def test_an_update_with_late_rows_is_the_slow_one(
-    late: str, action: str, gradients: str, options: dict[str, Any]
-) -> None:
-    assert_update_is_the_slow_one(action, {"late": late, "gradients": gradients} | options)
+UPDATES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "other": {"late_clip": 1.8, "normalize_advantage": False},
+    "clipped values": {"clip_range_vf": 0.1},
+}
+
+
+@pytest.mark.parametrize("cell", matrix(CHOICES | {"options": list(UPDATES)}))
+def test_an_update_with_late_rows_is_the_slow_one(cell: Cell) -> None:
+    late, action, gradients, options = cell.values()
+    assert_update_is_the_slow_one(action, {"late": late, "gradients": gradients} | UPDATES[options])
 
 
 def without_weights(targets: Targets, batch: Batch) -> Targets:

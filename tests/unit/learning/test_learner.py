@@ -22,6 +22,7 @@ from headrace.learning.minibatches import minibatches
 from headrace.learning.ppo import Coefficients, Rows
 from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
+from support.pairwise import Cell, matrix
 from support.ppo_rows import completed_batch, sb3_train, shaken, spaces_named
 from support.toy_policies import OwnPolicy, mlp_policy, own_policy
 
@@ -87,10 +88,12 @@ def test_an_update_is_sb3s(action: str, options: dict[str, Any], gradients: str)
         assert 1 < len(looked_at) < every, "target_kl has to bite in the middle, or it shows nothing"
 
 
-@pytest.mark.parametrize("gradients", ["auto", "autograd"])
-@pytest.mark.parametrize("poison", ["reward", "log_prob", "obs"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_is_never_applied(gradients: str, poison: str, bad: float) -> None:
+@pytest.mark.parametrize(
+    "cell",
+    matrix({"gradients": ["auto", "autograd"], "poison": ["reward", "log_prob", "obs"], "bad": [np.nan, np.inf]}),
+)
+def test_what_is_not_finite_is_never_applied(cell: Cell) -> None:
+    gradients, poison, bad = cell.values()
     module = mlp_policy(*spaces_named("vector", "box"))
     batch = batch_for(module, "box")
     getattr(batch, poison)[...] = -bad if poison == "log_prob" else bad
@@ -204,10 +207,10 @@ def test_schedules(value: Any, at_start: float, in_the_middle: float, at_the_end
 @pytest.mark.parametrize(
     "value", ["fast", "lin_", "lin_x", "lin_-1", "lin_nan", "lin_inf", -0.1, "nan", float("inf"), ""]
 )
-@pytest.mark.parametrize("name", ["learning_rate", "clip_range", "ent_coef"])
-def test_bad_schedules_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"^{name}: expected"):
-        PpoConfig(**{name: value})
+def test_bad_schedules_are_refused(value: Any) -> None:
+    for name in ("learning_rate", "clip_range", "ent_coef"):
+        with pytest.raises(UsageError, match=f"^{name}: expected"):
+            PpoConfig(**{name: value})
 
 
 @pytest.mark.parametrize("gradients", ["auto", "autograd"])

@@ -27,7 +27,7 @@ def settle(ledger: Ledger, fate: str, steps: int) -> None:
 def test_it_balances_iff_every_step_is_accounted_for(events: list[tuple[int, str]], spoilt: int, by: int) -> None:
     ledger = Ledger(num_shards=1)
     for sequence, (steps, fate) in enumerate(events):
-        ledger.produce(0, sequence, steps)
+        ledger.enter(0, sequence, steps)
         settle(ledger, fate, steps)
     ledger.check()
     settle(ledger, events[spoilt % len(events)][1] if events else "consume", by)
@@ -37,7 +37,7 @@ def test_it_balances_iff_every_step_is_accounted_for(events: list[tuple[int, str
 
 def test_a_produced_step_must_go_somewhere() -> None:
     ledger = Ledger(1)
-    ledger.produce(0, 0, 32)
+    ledger.enter(0, 0, 32)
     with pytest.raises(LedgerError, match="produced 32, accounted for 0"):
         ledger.check()
 
@@ -45,23 +45,23 @@ def test_a_produced_step_must_go_somewhere() -> None:
 @pytest.mark.parametrize(("sequence", "what"), [(2, "dropped"), (0, "read twice")])
 def test_a_gap_is_a_dropped_batch_and_a_repeat_one_read_twice(sequence: int, what: str) -> None:
     ledger = Ledger(2)
-    ledger.produce(1, 0, 8)
+    ledger.enter(1, 0, 8)
     with pytest.raises(LedgerError, match=rf"shard 1: expected rollout 1, got {sequence}.*{what}"):
-        ledger.produce(1, sequence, 8)
+        ledger.enter(1, sequence, 8)
     assert ledger.produced == 8, "a refused rollout does not count"
 
 
 def test_shards_count_on_their_own() -> None:
     ledger = Ledger(3)
     for shard, sequence in [(2, 0), (0, 0), (2, 1), (1, 0), (0, 1)]:
-        ledger.produce(shard, sequence, 1)
+        ledger.enter(shard, sequence, 1)
     assert ledger.encode()["sequences"] == [2, 1, 2]
 
 
 def test_it_goes_on_from_json() -> None:
     ledger = Ledger(2)
-    ledger.produce(0, 0, 10)
-    ledger.produce(1, 0, 7)
+    ledger.enter(0, 0, 10)
+    ledger.enter(1, 0, 7)
     ledger.consume(12)
     ledger.reject(2)
     ledger.discard(3, "class C")
@@ -69,9 +69,9 @@ def test_it_goes_on_from_json() -> None:
     again.restore(json.loads(json.dumps(ledger.encode())))
     assert again.encode() == ledger.encode()
     again.check()
-    again.produce(0, 1, 5)
+    again.enter(0, 1, 5)
     with pytest.raises(LedgerError, match="read twice"):
-        again.produce(1, 0, 5)
+        again.enter(1, 0, 5)
     assert ledger.encode()["sequences"] == [1, 1], "the two do not share their lists"
 
 
@@ -80,19 +80,19 @@ def test_another_number_of_shards_goes_on_from_the_highest_number(num_shards: in
     """Shards are dealt anew, so no number may come back: all go on from the highest that was reached."""
     ledger = Ledger(2)
     for shard, sequence in [(0, 0), (1, 0), (1, 1), (1, 2)]:
-        ledger.produce(shard, sequence, 4)
+        ledger.enter(shard, sequence, 4)
     ledger.consume(16)
     again = Ledger(num_shards)
     again.restore(json.loads(json.dumps(ledger.encode())))
     again.check()
     assert again.sequences == [3] * num_shards
     for shard in range(num_shards):
-        again.produce(shard, 3, 1)
+        again.enter(shard, 3, 1)
 
 
 def test_the_sequences_are_the_next_ones_and_a_copy() -> None:
     ledger = Ledger(2)
-    ledger.produce(1, 0, 4)
+    ledger.enter(1, 0, 4)
     sequences = ledger.sequences
     assert sequences == [0, 1]
     sequences[0] = 9

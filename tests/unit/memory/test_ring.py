@@ -20,7 +20,7 @@ def granted(ring: Ring, shard: int) -> Lease:
 
 def ring_of(n_envs: list[int], slabs_per_shard: int = 1, limit: int = 100) -> Ring:
     ring = Ring([small_schema(n_envs=n) for n in n_envs], slabs_per_shard)
-    ring.grant(limit)
+    ring.state.grant(limit)
     return ring
 
 
@@ -35,7 +35,7 @@ def test_a_leased_slab_is_poisoned_and_says_for_whom_it_is() -> None:
         slab.reward.fill(0.0)
         slab.commit(lease.fence, 0)
         assert [one.lease for one in ring.take()] == [lease]
-        ring.release(lease)
+        ring.state.release(lease)
 
 
 def test_slabs_are_taken_by_shard_whoever_came_first() -> None:
@@ -56,7 +56,7 @@ def test_a_slot_carries_the_fingerprint_of_the_shard_it_is_leased_to() -> None:
             start = slab.header.ctypes.data - np.frombuffer(ring.segment.buffer, np.uint8).ctypes.data
             Slab(small_schema(n_envs=[3, 2][shard]), ring.segment.buffer[start:], create=False)
         for shard in order:
-            ring.revoke(shard)
+            ring.state.revoke(shard)
 
 
 def test_slabs_of_different_slots_do_not_overlap() -> None:
@@ -77,12 +77,12 @@ def test_only_the_owner_of_a_slab_may_give_it_back() -> None:
     ring = ring_of([1])
     lease = granted(ring, 0)
     with pytest.raises(RingError, match="owned by writer"):
-        ring.release(lease)
+        ring.state.release(lease)
     ring.slab(lease).commit(lease.fence, 0)
     ring.take()
-    ring.release(lease)
+    ring.state.release(lease)
     with pytest.raises(RingError, match="owned by nobody"):
-        ring.release(lease)
+        ring.state.release(lease)
 
 
 def test_a_shards_slabs_are_taken_in_the_order_they_were_leased() -> None:
@@ -102,14 +102,14 @@ def test_a_lost_writers_leases_are_all_granted_again_under_new_fences() -> None:
     lost = [granted(ring, 0), granted(ring, 0)]
     ring.slab(lost[1]).commit(lost[1].fence, 0)  # out of order, so not taken
     assert ring.take() == []
-    ring.revoke(0)
-    assert ring.leased == 0, "what was revoked does not count against the pace"
+    ring.state.revoke(0)
+    assert ring.state.leased == 0, "what was revoked does not count against the pace"
     again = [granted(ring, 0), granted(ring, 0)]
     assert [lease.sequence for lease in again] == [0, 1]
     assert min(lease.fence for lease in again) > max(lease.fence for lease in lost)
     assert ring.take() == [], "the old commit word is nobody's"
-    ring.revoke(1)
-    assert ring.leased == 2, "nothing to take from a shard that holds nothing"
+    ring.state.revoke(1)
+    assert ring.state.leased == 2, "nothing to take from a shard that holds nothing"
 
 
 def test_revoke_tells_what_it_took_and_leaves_the_reader_its_own() -> None:
@@ -127,7 +127,7 @@ def test_revoke_tells_what_it_took_and_leaves_the_reader_its_own() -> None:
 @pytest.mark.parametrize("is_even", [True, False])
 def test_an_even_ring_keeps_every_shards_share_of_the_pace(is_even: bool) -> None:
     ring = Ring([small_schema(n_envs=1)] * 2, slabs_per_shard=4, is_even=is_even)
-    ring.grant(4)
+    ring.state.grant(4)
     leases = [ring.lease(0) for _ in range(5)]
     assert sum(lease is not None for lease in leases) == (2 if is_even else 4)
     assert (ring.lease(1) is not None) == is_even
@@ -137,42 +137,42 @@ def test_a_rejected_slab_is_free_and_another_may_be_leased_in_its_place() -> Non
     ring = ring_of([1, 1], limit=2)
     lease, other = granted(ring, 0), granted(ring, 1)
     with pytest.raises(RingError, match="owned by writer"):
-        ring.reject(lease)
-    assert ring.leased == 2, "a refused rejection counts nothing"
+        ring.state.reject(lease)
+    assert ring.state.leased == 2, "a refused rejection counts nothing"
     ring.slab(lease).commit(lease.fence, 0)
     ring.slab(other).commit(other.fence, 0)
     assert len(ring.take()) == 2
     assert ring.lease(0) is None
-    ring.reject(lease)
+    ring.state.reject(lease)
     with pytest.raises(RingError, match="owned by nobody"):
-        ring.reject(lease)
-    ring.release(other)
+        ring.state.reject(lease)
+    ring.state.release(other)
     assert ring.lease(1) is None, "it was not this shard's"
     again = granted(ring, 0)
     assert (again.sequence, again.slot) == (1, lease.slot), "the next rollout, never the same number twice"
-    assert (ring.sequences, ring.leased) == ([1, 1], 2)
+    assert (ring.state.sequences, ring.state.leased) == ([1, 1], 2)
 
 
 def test_a_resumed_ring_counts_on() -> None:
     ring = ring_of([1, 1], limit=0)
-    ring.resume([5, 4], batches=4)  # one rollout of shard 0 was rejected
-    ring.grant(8)
+    ring.state.resume([5, 4], batches=4)  # one rollout of shard 0 was rejected
+    ring.state.grant(8)
     assert ring.lease(0) is None, "the pace counts the batches of the run before"
-    ring.grant(9)
-    assert ring.leased == 8
+    ring.state.grant(9)
+    assert ring.state.leased == 8
     lease = granted(ring, 1)
     assert lease.sequence == 4
     assert ring.lease(0) is None
-    ring.grant(10)
+    ring.state.grant(10)
     assert ring.lease(1) is None, "shard 0's share"
     assert granted(ring, 0).sequence == 5
-    assert (ring.sequences, ring.leased) == ([5, 4], 10)
+    assert (ring.state.sequences, ring.state.leased) == ([5, 4], 10)
 
 
 def test_a_ring_in_shared_memory_lies_at_its_offsets_and_outlives_its_name() -> None:
     schemas = [small_schema(n_envs=3), small_schema(n_envs=2)]
     ring = Ring(schemas, 2, SharedSegment.create)
-    ring.grant(4)
+    ring.state.grant(4)
     try:
         attached = SharedSegment.attach(str(ring.segment.name))
         leases = [granted(ring, shard) for shard in (1, 0, 1, 0)]

@@ -63,17 +63,17 @@ def test_equal_schemas_have_one_fingerprint() -> None:
 
 
 @pytest.mark.parametrize("attribute", [f.name for f in fields(Field)])
-@pytest.mark.parametrize("index", range(len(FIELD_NAMES)), ids=FIELD_NAMES)
-def test_any_change_of_any_field_changes_the_fingerprint_and_is_named(index: int, attribute: str) -> None:
+def test_any_change_of_any_field_changes_the_fingerprint_and_is_named(attribute: str) -> None:
     ours = small_schema()
-    changed = other_field(ours.fields[index], attribute)
-    theirs = with_field(ours, changed, index)
-    assert theirs.fingerprint != ours.fingerprint
-    said = explain_difference(ours, theirs)
-    assert said is not None
-    assert f"'{ours.fields[index].name}'" in said
-    if attribute != "name":
-        assert str(getattr(changed, attribute)) in said
+    for index, name in enumerate(FIELD_NAMES):
+        changed = other_field(ours.fields[index], attribute)
+        theirs = with_field(ours, changed, index)
+        assert theirs.fingerprint != ours.fingerprint, name
+        said = explain_difference(ours, theirs)
+        assert said is not None, name
+        assert f"'{name}'" in said
+        if attribute != "name":
+            assert str(getattr(changed, attribute)) in said
 
 
 @pytest.mark.parametrize("name", ["n_steps", "n_envs"])

@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +19,14 @@ import pytest
 
 from headrace.errors import HeadraceError
 from headrace.memory.segment import HeapSegment, SharedSegment
+from support.waiting import wait_until
 
 SIZE = 3 * 4096 + 17
 PATIENCE_S = 60.0
 
 
 def ours_in_shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("headrace-")}
+    return {name for name in os.listdir("/dev/shm") if name.startswith(f"headrace-{os.getpid()}-")}
 
 
 def path_of(segment: SharedSegment) -> str:
@@ -62,13 +62,13 @@ def test_it_is_reserved_in_full_when_it_is_created() -> None:
         assert os.stat(path_of(created)).st_blocks * 512 >= SIZE, "running out of memory later would be a SIGBUS"
 
 
-def test_names_can_not_be_guessed() -> None:
+def test_names_have_their_creator_and_can_not_be_guessed() -> None:
     segments = [SharedSegment.create(64) for _ in range(3)]
     names = {str(segment.name) for segment in segments}
     for segment in segments:
         segment.unlink()
     assert len(names) == 3
-    assert all(re.fullmatch(r"headrace-[0-9a-f]{16}", name) for name in names)
+    assert all(re.fullmatch(rf"headrace-{os.getpid()}-[0-9a-f]{{16}}", name) for name in names)
 
 
 def test_an_attached_side_that_lets_go_leaves_it_and_unlink_removes_it() -> None:
@@ -142,11 +142,8 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert creator.stdout is not None
         name = creator.stdout.readline().strip()
         assert creator.wait(PATIENCE_S) == -signal.SIGKILL
-        assert re.fullmatch(r"headrace-[0-9a-f]{16}", name)
-        deadline = time.monotonic() + 5.0
-        while os.path.exists(f"/dev/shm/{name}"):
-            assert time.monotonic() < deadline, f"{name} is still there"
-            time.sleep(0.01)
+        assert re.fullmatch(rf"headrace-{creator.pid}-[0-9a-f]{{16}}", name)
+        wait_until(lambda: not os.path.exists(f"/dev/shm/{name}"), PATIENCE_S)
 
 
 @pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["returns", "is killed"])

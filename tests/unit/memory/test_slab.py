@@ -33,8 +33,8 @@ def write_everything(slab: Slab) -> None:
     for field in slab.schema.fields:
         array = slab.arrays[field.name]
         array[...] = np.arange(array.size).reshape(array.shape).astype(array.dtype)
-    slab.record_final(1, 2, [1.0, 2.0, 3.0])
-    slab.record_final(4, 0, [4.0, 5.0, 6.0])
+    slab.record_final(1, 2, {"obs": [1.0, 2.0, 3.0]})
+    slab.record_final(4, 0, {"obs": [4.0, 5.0, 6.0]})
     slab.commit(fence=7, committed_ns=123)
 
 
@@ -64,10 +64,10 @@ def test_poison_is_visible_in_every_field_but_the_final_observations(field) -> N
 
 def test_poison_forgets_the_final_observations_of_the_last_rollout() -> None:
     slab = heap_slab(small_schema())
-    slab.record_final(0, 1, [1.0, 2.0, 3.0])
+    slab.record_final(0, 1, {"obs": [1.0, 2.0, 3.0]})
     slab.poison()
     assert slab.final_count == 0
-    assert len(slab.final_obs) == len(slab.final_row) == 0
+    assert len(slab.final_obs["obs"]) == len(slab.final_row) == 0
 
 
 def test_a_fresh_header_says_what_it_is_and_nothing_else() -> None:
@@ -95,10 +95,10 @@ def test_a_commit_writes_its_fence_and_time() -> None:
 
 def test_final_observations_are_kept_with_their_rows() -> None:
     slab = heap_slab(small_schema(n_steps=5, n_envs=3))
-    slab.record_final(1, 2, [1.0, 2.0, 3.0])
-    slab.record_final(4, 0, [4.0, 5.0, 6.0])
+    slab.record_final(1, 2, {"obs": [1.0, 2.0, 3.0]})
+    slab.record_final(4, 0, {"obs": [4.0, 5.0, 6.0]})
     assert slab.final_row.tolist() == [1 * 3 + 2, 4 * 3 + 0]
-    assert slab.final_obs.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    assert slab.final_obs["obs"].tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
 
 
 def test_every_view_is_the_segments_own_memory() -> None:
@@ -106,18 +106,24 @@ def test_every_view_is_the_segments_own_memory() -> None:
     segment = HeapSegment(slab_bytes(schema))
     slab = Slab(schema, segment.buffer)
     whole = np.frombuffer(segment.buffer, np.uint8)
-    views = [slab.header, *slab.arrays.values(), *(array for row in slab.rows for array in row)]
+    views = [slab.header, *slab.arrays.values()]
+    for row in slab.rows:
+        for part in row:
+            views += part.values() if isinstance(part, dict) else [part]
+    for leaves in (slab.obs, slab.last_obs):
+        views += leaves.values()
     assert all(np.shares_memory(view, whole) for view in views)
 
 
 def test_rows_are_views_of_one_time_index_and_the_last_ones_successor_is_last_obs() -> None:
     slab = heap_slab(small_schema(n_steps=3, n_envs=2))
     for t, row in enumerate(slab.rows):
-        for name in ("obs", "action", "reward", "terminated", "truncated", "valid"):
+        for name in ("action", "reward", "terminated", "truncated", "valid", "episode", "step"):
             assert np.shares_memory(getattr(row, name), slab.arrays[name][t])
-        successor = slab.obs[t + 1] if t < 2 else slab.last_obs
-        assert np.shares_memory(row.next_obs, successor)
-        assert row.next_obs.shape == successor.shape
+        assert np.shares_memory(row.obs["obs"], slab.arrays["obs"][t])
+        successor = slab.arrays["obs"][t + 1] if t < 2 else slab.arrays["last_obs"]
+        assert np.shares_memory(row.next_obs["obs"], successor)
+        assert row.next_obs["obs"].shape == successor.shape
 
 
 def test_another_view_of_the_same_block_sees_what_was_written() -> None:
@@ -126,7 +132,7 @@ def test_another_view_of_the_same_block_sees_what_was_written() -> None:
     write_everything(Slab(schema, segment.buffer))
     reader = Slab(schema, segment.buffer, create=False)
     assert reader.word(Word.COMMIT) == 7
-    assert reader.final_obs.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    assert reader.final_obs["obs"].tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     assert reader.reward.reshape(-1).tolist() == list(range(reader.reward.size))
 
 

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.envs.spec import EnvSpec
-from headrace.launch.shard import ShardPlan, build_noise
+from headrace.collecting.plan import build_noise
 from headrace.policies.noise import CounterNoise, Kind, NoiseSpec, _transform
 from support.generators import quick, thorough
 
@@ -107,7 +106,7 @@ MOMENTS = {"gumbel": (EULER, math.pi**2 / 6), "normal": (0.0, 1.0), "logistic": 
 
 def drawn_by_the_tree(kind: Kind, width: int, n_envs: int, n_steps: int, seed: int = 0) -> Array:
     """As a run draws it: keys from the seed tree, neighbouring environments, counters from 0. float64."""
-    noise = build_noise(ShardPlan(EnvSpec("CartPole-v1"), range(n_envs), seed), NoiseSpec(kind, width))
+    noise = build_noise(NoiseSpec(kind, width), range(n_envs), seed)
     return noise.draw(np.zeros(n_envs, np.int64), n_steps).astype(np.float64)
 
 

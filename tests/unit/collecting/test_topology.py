@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from headrace.collecting.topology import Choice, Topology, TopologyConfig, publishing, resolve, split
 from headrace.errors import UsageError
 from support.generators import quick
+from support.pairwise import Cell, matrix
 
 PLACES = ("inline", "threads", "processes")
 
@@ -25,19 +25,19 @@ def chooses(topology: str, workers: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("place", "workers", "shards", "max_lag"),
-    [
-        (place, workers, shards, max_lag)
-        for place, workers, shards, max_lag in product(PLACES, (1, 2, 4), (0, 4, 5), (0, 1, 3))
-        if place != "inline" or workers == 1
-    ],
+    "cell",
+    matrix(
+        {"place": PLACES, "workers": (1, 2, 4), "shards": (0, 4, 5), "max_lag": (0, 1, 3)},
+        lambda cell: cell["place"] != "inline" or cell["workers"] == 1,
+    ),
 )
-def test_what_is_said_is_what_runs(place: str, workers: int, shards: int, max_lag: int) -> None:
+def test_what_is_said_is_what_runs(cell: Cell) -> None:
     """Nobody is asked, and every environment is in exactly one shard."""
+    place, workers, shards, max_lag = cell.values()
     said = TopologyConfig(n_envs=6, topology=place, workers=str(workers), max_lag=max_lag, shards=shards)
     got = resolve(said, never)
     assert (got.topology, got.workers, got.max_lag, got.inference) == (place, workers, max_lag, "local")
-    assert len(got.shards) == got.slabs_per_update == (shards or workers)
+    assert len(got.shards) == got.pace.per_update == (shards or workers)
     assert [env for shard in got.shards for env in shard] == list(range(6))
     assert got.pick_up_rows == (8 if max_lag else 0)
     assert got.is_even
@@ -85,7 +85,7 @@ def test_what_is_for_others_is_handed_on() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"n_envs": 0}, "n_envs: expected at least 1, got 0"),
+        ({"n_envs": 0}, "n_envs: expected a whole number of at least 1, got 0"),
         ({"n_envs": 2, "shards": 3}, "shards: expected 0 .auto. to n_envs = 2, got 3"),
         ({"shards": -1}, "shards: expected .*got -1"),
         ({"topology": "cluster"}, "topology: expected one of auto, .*got 'cluster'"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.collecting.schedule import Schedule, SlabUse, encode_update, slab_use
 from headrace.errors import UsageError
+from headrace.memory.ring import Lease
 from support.generators import quick, thorough
 
 versions = st.lists(st.integers(0, 50), min_size=1, max_size=40).map(tuple)
@@ -29,7 +30,7 @@ def test_versions_are_written_as_runs() -> None:
 
 
 def test_a_slab_is_recorded_in_plain_numbers() -> None:
-    use = slab_use(2, 5, np.array([1, 1, 2], np.int64))
+    use = slab_use(Lease(0, 2, 5, 1), np.array([1, 1, 2], np.int64))
     assert use == SlabUse(2, 5, (1, 1, 2))
     assert all(type(version) is int for version in use.versions)
 
@@ -59,7 +60,7 @@ def test_a_schedule_comes_back_from_its_file(
     assert got.versions == [2 * update for update in range(len(updates))]
     assert got.num_shards == max((use.shard for use in got.uses), default=0) + 1
     assert got.uses == [use for one in updates for use in one]
-    last = {(use.shard, use.sequence): list(use.versions) for use in got.uses}
+    last = {(use.shard, use.sequence): use.versions for use in got.uses}
     assert {key: got.versions_of(*key) for key in last} == last
 
 

@@ -1,0 +1,84 @@
+"""The runs that reading_cost.py watches, each by the public interface alone, in a process of its own.
+
+    python reading_routes.py ROUTE        warm up -> window open -> a few updates, or groups -> window closed
+                                          prints how many of them the window saw
+
+What happens before and after the window is start and end, and is not counted. The environment is the driver's own and
+short: within the window episodes end both ways. Does not know how calls are written down.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from sitecustomize import open_window  # of call_trace/, first on the path
+
+import headrace as hr
+
+WARM_UP, WATCHED = 3, 4  # updates
+GROUP_SIZE, LIVE, WARM_UP_GROUPS, WATCHED_GROUPS = 2, 4, 4, 8
+
+
+class Corridor(gym.Env):
+    """Four numbers in, two choices out; an episode is over after seven steps, or cut after nine."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        is_over = self.count >= 7 and int(action) == 0
+        return np.full(4, self.count / 10, np.float32), 1.0, is_over, self.count >= 9 and not is_over, {}
+
+
+def train(**options: Any) -> int:
+    """env.step -> weights."""
+    updates = 0
+
+    def on_update(record: Any) -> None:
+        nonlocal updates
+        updates += 1
+        if updates == WARM_UP:
+            open_window(True)
+        elif updates == WARM_UP + WATCHED:
+            open_window(False)
+
+    job = {"n_envs": 8, "n_steps": 16, "batch_size": 64, "n_epochs": 2, "seed": 1}
+    with hr.PPO("MlpPolicy", Corridor, **job, **options) as model:
+        model.learn((WARM_UP + WATCHED + 1) * 8 * 16, callback=on_update)
+    return WATCHED
+
+
+def play(**options: Any) -> int:
+    """LLM turn -> record."""
+    with hr.AgentRollouts("FrozenLake") as default:
+        limits = dataclasses.replace(default.limits, max_live=LIVE)
+    # One worker: a second might come up within the window, and its start would count.
+    with hr.AgentRollouts("FrozenLake", n_jobs=1, group_size=GROUP_SIZE, limits=limits, seed=1, **options) as rollouts:
+        for number, _ in enumerate(rollouts.stream(WARM_UP_GROUPS + WATCHED_GROUPS + 4), 1):
+            if number == WARM_UP_GROUPS:
+                open_window(True)
+            elif number == WARM_UP_GROUPS + WATCHED_GROUPS:
+                open_window(False)
+    return WATCHED_GROUPS
+
+
+ROUTES: dict[str, Callable[[], int]] = {
+    "processes": lambda: train(topology="processes", workers=2),
+    "inline": lambda: train(topology="inline"),
+    "loky": lambda: play(backend="loky"),
+    "threading": lambda: play(backend="threading"),
+}
+
+if __name__ == "__main__":
+    print(ROUTES[sys.argv[1]]())
