@@ -35,9 +35,9 @@ from headrace.agents.build import tiny_engine
 from headrace.agents.engines.protocol import Completion, Engine, EngineStatistics, Request
 from headrace.agents.engines.scripted import Latency, scripted
 from headrace.agents.environments.text_env import Step, TextEnvSpec
-from headrace.agents.episode import EpisodeId, Play, Rules
+from headrace.agents.episode import Play
 from headrace.agents.limits import Limits
-from headrace.agents.plan import GroupPlan
+from headrace.agents.plan import GroupPlan, Rules, Ticket
 from headrace.agents.records import Episode
 
 LATENCY = Latency(0.05, 0.001)
@@ -125,7 +125,8 @@ class Seat:
         group, member = divmod(number, job.size)
         seed_of = partial(job.plan.sampling_seed, group, member)
         self._env = Waits(job.kind, job.episodes)
-        self._play = Play(EpisodeId(group, member, "Waits", 0), RULES, engine.codec, seed_of, "Wait.", ("go",))
+        ticket = Ticket(group, "Waits", 0, job.size)
+        self._play = Play(ticket, member, RULES, engine.codec, seed_of, "Wait.", ("go",))
         self.request: Request | None = self._play.begin(self._env.reset(0))
         self._actions: tuple[str, ...] = ()
 

@@ -15,10 +15,10 @@ import torch
 
 import headrace as hr
 from headrace.inference.local import LocalInference
-from headrace.inference.plain_mlp import PlainMlpAct
 from headrace.memory.spaces import Box, Discrete
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import MlpPolicy, build_policy
+from headrace.policies.plain_mlp import PlainMlpAct
 
 OBSERVATION, ACTION, N_STEPS = Box((4,), "float32", (-4.0,), (4.0,)), Discrete(2), 128
 

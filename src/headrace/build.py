@@ -152,7 +152,8 @@ def build_parts(
     found = survey(config.env, config.seed, place, rehearsed, schedule.num_shards if schedule else None)
     topology = found.topology
     if module is None:
-        module = build_policy(config.policy, found.observation, found.action, leaf(config.seed, Purpose.WEIGHTS))
+        with torch_threads(1):  # orthogonal matrices come out with other bits on another number of threads
+            module = build_policy(config.policy, found.observation, found.action, leaf(config.seed, Purpose.WEIGHTS))
     policy = as_policy(module)
     tile = config.policy.tile or default_tile(place.n_envs, policy.largest_tile)
     plan = HostPlan(

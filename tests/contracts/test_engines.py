@@ -14,7 +14,7 @@ from headrace.agents.engines.openai import OpenAIEngine, Server
 from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.engines.scripted import Latency, scripted
 from headrace.agents.engines.tiny import tiny_codec, tiny_model
-from headrace.agents.failures import EpisodeError
+from headrace.agents.records import EpisodeError
 from headrace.agents.serve import RunningServer
 
 CODEC = tiny_codec(["Say one or two. number 17 <think>abc</think><answer>one || two</answer>"] * 4, 300)

@@ -180,7 +180,7 @@ def test_neighbours_that_matter_would_be_seen(parts: tuple[Any, Any]) -> None:
     """The self-test can fail: a model whose answers depend on who else is in the batch."""
     model, codec = parts
     engine = InProcessEngine(model, codec, slots=8, max_context=256)
-    forward = engine._forward
+    forward = engine._passes.forward
 
     def leaky(ids: Any, is_reading: bool = False) -> Any:
         logits = forward(ids, is_reading)
@@ -188,7 +188,7 @@ def test_neighbours_that_matter_would_be_seen(parts: tuple[Any, Any]) -> None:
 
     try:
         with (
-            mock.patch.object(engine, "_forward", leaky),
+            mock.patch.object(engine._passes, "forward", leaky),
             pytest.raises(hr.errors.HeadraceError, match="in other company"),
         ):
             engine.self_test()

@@ -232,7 +232,7 @@ def test_a_schedule_that_ends_too_early_is_told(tmp_path: Path) -> None:
     recorded = record(tmp_path / "run", EVEN)
     short = tmp_path / "short.jsonl"
     short.write_text("".join((recorded.folder / "schedule.jsonl").read_text().splitlines(keepends=True)[:4]))
-    with pytest.raises(HeadraceError, match="no rollout is ordered.* a replay has no more than its schedule"):
+    with pytest.raises(HeadraceError, match=r"no rollout is ordered.* a replay has no more than its schedule"):
         replay(recorded, short)
     short.write_text("nonsense\n")
     with pytest.raises(UsageError, match=r"expected the schedule\.jsonl of an asynchronous run"):

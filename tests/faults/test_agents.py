@@ -22,16 +22,16 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.agents import crew
 from headrace.agents.callers import Callers
+from headrace.agents.desk import Desk, NoWorkersError, WorkersLostError
 from headrace.agents.engines.batching import Batched, Batching
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request
 from headrace.agents.engines.scripted import Latency, ScriptedModel, random_answers, scripted
-from headrace.agents.episode import Rules
-from headrace.agents.failures import EpisodeError
+from headrace.agents.hosts import JoblibHosts
 from headrace.agents.limits import Limits
 from headrace.agents.metrics import summary
-from headrace.agents.records import COMPLETED, FAILED, Group, fingerprint
+from headrace.agents.plan import Rules
+from headrace.agents.records import COMPLETED, FAILED, EpisodeError, Group, fingerprint
 from headrace.errors import UsageError
 from support.agent_envs import (
     RELEASE,
@@ -140,6 +140,22 @@ def test_5_a_failure_is_data_and_the_batch_does_not_shrink(backend: str, n_jobs:
     assert numbers["Raising/groups_failed"] == len(failed)
     whole = [one for group in groups if group.status != FAILED for one in group.episodes]
     assert numbers["Raising/reward"] == pytest.approx(sum(one.reward for one in whole) / len(whole)), "not as zeros"
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
+def test_5_the_ledger_knows_where_every_group_went(backend: str, n_jobs: int) -> None:
+    """Produced = consumed + rejected + discarded, by reason, over several calls; the broken-off ones included."""
+    with hr.AgentRollouts([spec(Raising, where="step")], "scripted", n_jobs, backend, group_size=2) as one:
+        groups = one.run(6)
+        stream = one.stream(6)
+        groups.append(next(stream))
+        stream.close()
+        ledger = one.statistics.ledger
+        one.ledger.check()
+    failed = sum(group.status == FAILED for group in groups)
+    assert ledger["consumed"] == 7 - failed
+    assert ledger["discarded"]["env"] == failed > 0
+    assert ledger["produced"] == 7 + ledger["discarded"].get("broken off", 0)
 
 
 @pytest.mark.parametrize(("backend", "n_jobs"), WAYS)
@@ -428,8 +444,8 @@ def test_workers_killed_from_outside(backend: str) -> None:
     engine = scripted(latency=Latency(0.005))
     kills = 0
     try:
-        with hr.AgentRollouts([spec(Counting, step_s=0.01)], engine, 2, backend, group_size=2) as one:
-            one.limits = Limits(max_live=4, attempts=4)
+        limits = Limits(max_live=4, attempts=4)
+        with hr.AgentRollouts([spec(Counting, step_s=0.01)], engine, 2, backend, group_size=2, limits=limits) as one:
             numbers = []
             for group in one.stream(16):
                 numbers.append(group.number)
@@ -459,9 +475,9 @@ def test_a_backend_that_does_not_start_falls_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(self: Any, *_: Any) -> None:
-        raise crew.CrewError("no memory for another process")
+        raise NoWorkersError("no memory for another process")
 
-    monkeypatch.setattr(crew.Crew, "launch", refuse)
+    monkeypatch.setattr(JoblibHosts, "start", refuse)
     groups = rolled(spec(Counting), "loky", 2)
     assert "no memory for another process" in caplog.text
     assert "sequentially with the same seeds" in caplog.text
@@ -474,9 +490,9 @@ def test_the_fallback_has_the_same_limits(
     env: type, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(self: Any, *_: Any) -> None:
-        raise crew.CrewError("no memory for another process")
+        raise NoWorkersError("no memory for another process")
 
-    monkeypatch.setattr(crew.Crew, "launch", refuse)
+    monkeypatch.setattr(JoblibHosts, "start", refuse)
     started = time.monotonic()
     groups = rolled(spec(env), "loky", 2, groups=2, group_size=1, limits=Limits(env_s=0.2))
     assert time.monotonic() - started < 5
@@ -488,18 +504,18 @@ def test_the_fallback_has_the_same_limits(
 def test_workers_that_fail_to_start_after_some_groups_lose_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the groups are there when nobody can be started any more: the rest is played here, each once."""
     looks = 0
-    honest = crew.Crew.look
+    honest = Desk._look_after
 
-    def look(self: crew.Crew) -> None:
+    def look(self: Desk, hosts: Any) -> None:
         nonlocal looks
         looks += 1
-        if looks > 3:
-            raise crew.CrewError("no more processes")
-        honest(self)
+        if looks > 6:
+            raise NoWorkersError("no more processes")
+        honest(self, hosts)
 
-    monkeypatch.setattr(crew.Crew, "look", look)
+    monkeypatch.setattr(Desk, "_look_after", look)
     groups = rolled(spec(Counting, step_s=0.03), "threading", 2, groups=8, limits=Limits(max_live=4))
-    assert looks > 3
+    assert looks > 6
     monkeypatch.undo()
     assert [group.number for group in groups] == list(range(8))
     assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=8))
@@ -508,14 +524,16 @@ def test_workers_that_fail_to_start_after_some_groups_lose_none(monkeypatch: pyt
 def test_workers_that_keep_dying_after_some_groups_lose_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was finished is handed over, what was not has failed: every number once, and nothing goes on here."""
     looks = 0
+    honest = Desk._look_after
 
-    def look(self: crew.Crew) -> None:
+    def look(self: Desk, hosts: Any) -> None:
         nonlocal looks
         looks += 1
-        if looks > 3:
-            raise crew.CrewLostError("workers keep dying")
+        if looks > 6:
+            raise WorkersLostError("workers keep dying")
+        honest(self, hosts)
 
-    monkeypatch.setattr(crew.Crew, "look", look)
+    monkeypatch.setattr(Desk, "_look_after", look)
     groups = rolled(spec(Counting, step_s=0.03), "threading", 2, groups=16, limits=Limits(max_live=4))
     assert [group.number for group in groups] == list(range(16))
     done = [group for group in groups if group.status == COMPLETED]
@@ -533,8 +551,8 @@ def test_the_number_of_workers_follows_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An engine that never waits gets fewer workers; and nothing is lost when some get no more groups."""
-    monkeypatch.setattr("headrace.agents.playing._ADAPT_S", 0.1)
-    monkeypatch.setattr("headrace.agents.auto.cores", lambda: 3)
+    monkeypatch.setattr("headrace.agents.ways._ADAPT_S", 0.1)
+    monkeypatch.setattr("headrace.agents.ways.cores", lambda: 3)
     engine = Batched(ScriptedModel(latency=Latency(0.06)), Batching(max_wait_s=0.0))
     env = spec(Counting, steps=3, step_s=0.001)
     with (

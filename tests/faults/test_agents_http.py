@@ -18,8 +18,7 @@ from headrace.agents.codec import ByteCodec
 from headrace.agents.engines.openai import OpenAIEngine, Server, _Servers
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.engines.scripted import Latency, scripted
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import fingerprint
+from headrace.agents.records import EpisodeError, fingerprint
 from headrace.agents.serve import Faults, RunningServer, require_safe
 from headrace.errors import HeadraceError, UsageError
 from support.agent_envs import Counting, spec

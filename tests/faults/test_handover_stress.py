@@ -98,7 +98,9 @@ def read(ring: Ring, mailboxes: np.ndarray, per_shard: int, writers: list[BasePr
             shard, sequence = one.lease.shard, one.lease.sequence
             assert sequence == consumed[shard], "in order, none left out, none twice"
             assert one.slab.word(Word.SEQUENCE) == sequence
-            assert is_intact(one.slab.arrays["obs"].reshape(-1), key_of(shard, sequence)), f"rollout {sequence} of {shard} is bad"
+            assert is_intact(one.slab.arrays["obs"].reshape(-1), key_of(shard, sequence)), (
+                f"rollout {sequence} of {shard} is bad"
+            )
             consumed[shard] += 1
             ring.state.release(one.lease)
         if taken:

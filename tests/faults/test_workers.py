@@ -354,7 +354,10 @@ def _made(folder: Path, name: str) -> str:
 def test_a_worker_that_dies_at_its_first_start(caplog: pytest.LogCaptureFixture) -> None:
     case = Case("deadly", "support.worker_envs:dies_in_worker", n_envs=4)
     begun = time.monotonic()
-    with case.start(**processes(2)) as run, pytest.raises(HeadraceError, match=r"worker \d died before it was ready: .*\(environments \d-\d\)") as caught:
+    with (
+        case.start(**processes(2)) as run,
+        pytest.raises(HeadraceError, match=r"worker \d died before it was ready: .*\(environments \d-\d\)") as caught,
+    ):
         case.advance(run, 1)
     assert "Traceback" not in str(caught.value)
     assert time.monotonic() - begun < 20.0
@@ -368,7 +371,9 @@ def test_a_worker_that_dies_at_every_start(tmp_path: Path, caplog: pytest.LogCap
         case.advance(run, 2)
         file.touch()
         os.kill(run.source.place.pids[0], signal.SIGKILL)
-        with pytest.raises(HeadraceError, match=r"worker 0 died \d times without a result, last: exit code 3 \(environments 0-1\)"):
+        with pytest.raises(
+            HeadraceError, match=r"worker 0 died \d times without a result, last: exit code 3 \(environments 0-1\)"
+        ):
             case.advance(run, 2)
         assert run.source.restarts >= 3
     assert len(told(caplog)) == run.source.restarts

@@ -67,7 +67,7 @@ def agents_model(folder: Path) -> Parts:
     """A tiny model in this process, taught a little, that samples for real; its weights change once on the way."""
     from headrace.agents.engines.in_process import in_process
     from headrace.agents.engines.tiny import taught, tiny_codec, tiny_model
-    from headrace.agents.episode import Rules
+    from headrace.agents.plan import Rules
 
     words = ("one", "two", "one || two")
     texts = ["number 17\n" * 4 + f"<|im_start|>assistant\n<answer>{word}</answer><|im_end|>\n" * 5 for word in words]

@@ -26,4 +26,4 @@ def publish_until_told(store_name: str, size: int, capacity: int, stop_name: str
     flat, parent = numbers(size), os.getppid()
     while not load_acquire(stop, 0) and os.getppid() == parent:
         flat.vector.fill_(store.version + 1)
-        store.publish(flat.dump, store.version + 1)
+        store.publish(flat.published, store.version + 1)

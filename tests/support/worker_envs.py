@@ -2,6 +2,7 @@
 
     Ordered     a wrapper that obeys files: in one step of one episode the worker dies, or holds until it may go on
     dawdling    a walk whose steps take time, in workers only, some environments' more than others'
+    Closes      leaves a file when it is closed
     fails_in_worker, dies_in_worker, dies_if_told      factories that work in the parent alone
     pool        a vector environment that resets itself: class B
 
@@ -128,6 +129,23 @@ def fails_everywhere(file: str) -> gym.Env[Any, Any]:
     raise OSError("no licence for the simulator anywhere")
 
 
+def fails_after(folder: str, count: int) -> gym.Env[Any, Any]:
+    """Licences for so many and no more, over all processes; a file is left for each."""
+    for number in range(count):
+        if claim(Path(folder) / f"licence-{number}"):
+            return Noisy()
+    raise OSError("no licence for another one")
+
+
+def claim(file: Path) -> bool:
+    """Whether it is ours: the first who asks gets it."""
+    try:
+        file.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def dies_in_worker() -> gym.Env[Any, Any]:
     """A native library that takes its process with it."""
     if in_worker():
@@ -140,6 +158,30 @@ def dies_if_told(file: str) -> gym.Env[Any, Any]:
     if in_worker() and os.path.exists(file):
         os._exit(3)
     return Steady()
+
+
+class Closes(Noisy):
+    """Leaves a file when it is closed, named by its first seed; the environment `bad` of a run with that seed raises.
+
+    The first of a process is closed again by whoever looks at its spaces: it was never reset, and leaves none.
+    """
+
+    def __init__(self, folder: str, bad: int = -1, seed: int = 0) -> None:
+        super().__init__()
+        self._folder, self._bad_seed = Path(folder), leaf(seed, Purpose.ENV, bad, 0) if bad >= 0 else None
+        self._first_seed: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Remember which one it is."""
+        self._first_seed = seed if self._first_seed is None else self._first_seed
+        return super().reset(seed=seed, options=options)
+
+    def close(self) -> None:
+        """As a simulator that gives a licence back."""
+        if self._first_seed is not None:
+            (self._folder / f"closed-{self._first_seed}").touch()
+            if self._first_seed == self._bad_seed:
+                raise RuntimeError("would not close")
 
 
 def pool(num_envs: int, env: str = "CartPole-v1") -> gym.vector.VectorEnv[Any, Any, Any]:

@@ -189,7 +189,7 @@ def test_predict_takes_one_or_many(trained: hr.PPO) -> None:
     assert set(actions.tolist()) == {0, 1}
     singles = [trained.predict(obs, deterministic=True)[0] for obs in many]
     assert singles == actions.tolist()
-    assert all(trained.run.config.env.make().action_space.contains(action) for action in singles)
+    assert all(trained.parts.config.env.make().action_space.contains(action) for action in singles)
     assert trained.predict(many[0].tolist(), deterministic=True)[0] == singles[0], "a list will do"
     assert trained.predict(many[0].astype(np.float64), deterministic=True)[0] == singles[0]
 
@@ -333,7 +333,7 @@ def test_an_evaluation_of_nothing_is_refused(trained: hr.PPO) -> None:
 def test_batches_are_the_slabs_own_memory() -> None:
     """[T, B] views of the one block, completed; nothing is copied."""
     with hr.Collector("CartPole-v1", policy=TorchPolicy(), n_envs=3, n_steps=16, seed=0, topology="inline") as rollouts:
-        block = np.frombuffer(rollouts._run._crew.ring.segment.buffer, np.uint8)
+        block = np.frombuffer(rollouts._parts.reader.ring.segment.buffer, np.uint8)
         for batch in islice(rollouts, 3):
             for name in ("obs", "action", "reward", "terminated", "truncated", "log_prob", "value", "episode", "step"):
                 array = getattr(batch, name)
@@ -448,10 +448,10 @@ def test_a_factory_of_vector_environments_trains(mode: AutoresetMode) -> None:
     """Only real transitions are counted: a step that merely resets is none."""
     with hr.PPO("MlpPolicy", vector_of, env_kwargs={"mode": mode.value}, **SMALL) as model:
         model.learn(2 * ROLLOUT)
-        assert model.num_timesteps == model.run.books.ledger.encode()["produced"] >= 2 * ROLLOUT
+        assert model.num_timesteps == model.run.totals().ledger["produced"] >= 2 * ROLLOUT
         is_exact = mode is not AutoresetMode.NEXT_STEP
         assert (model.num_timesteps == 2 * ROLLOUT) is is_exact
-        assert model.run.books.statistics.means() is not None
+        assert model.parts.reader.statistics.means() is not None
         _, lengths = hr.evaluate_policy(model, n_eval_episodes=5, return_episode_rewards=True)
         assert lengths == [9] * 5
 
@@ -478,7 +478,7 @@ def test_kwargs_wrappers_and_action_repeat_reach_the_environment() -> None:
     dressed: dict[str, Any] = {"env_kwargs": {"length": 7}, "wrappers": [Half, AllOnes], "action_repeat": 2}
     with hr.PPO("MlpPolicy", Steady, **dressed, **SMALL) as model:
         model.learn(ROLLOUT)
-        assert model.run.books.statistics.means() == (3.5, 4.0), "seven ones, halved, in steps of 2, 2, 2 and 1"
+        assert model.parts.reader.statistics.means() == (3.5, 4.0), "seven ones, halved, in steps of 2, 2, 2 and 1"
         assert hr.evaluate_policy(model, n_eval_episodes=2) == (3.5, 0.0)
     with hr.Collector(Steady, "MlpPolicy", n_envs=2, n_steps=8, **dressed) as rollouts:
         assert set(next(rollouts).reward.flatten().tolist()) == {0.5, 1.0}

@@ -15,7 +15,8 @@ from headrace.agents.config import AgentsConfig
 from headrace.agents.engines.protocol import Completion, Engine
 from headrace.agents.engines.scripted import random_answers, scripted
 from headrace.agents.environments.text_env import Step, TextEnvSpec
-from headrace.agents.episode import EpisodeId, Play, Rules
+from headrace.agents.episode import Play
+from headrace.agents.plan import Rules, Ticket
 from headrace.agents.rollouts import AgentRollouts
 from headrace.errors import UsageError
 
@@ -24,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 def engine_of(config: AgentsConfig, on_step: Callable[[int, int], None] = lambda done, total: None) -> Engine:
     """The engine that a configuration asks for."""
-    told = config.engine
-    if told.kind == "scripted":
-        return scripted(random_answers, told.latency, told.batching)
-    if told.kind == "openai":
+    settings = config.engine
+    if settings.kind == "scripted":
+        return scripted(random_answers, settings.latency, settings.batching)
+    if settings.kind == "openai":
         from headrace.agents.engines.openai import OpenAIEngine
 
-        codec = TokenizerCodec.from_folder(Path(told.tokenizer)) if told.tokenizer else None
-        return OpenAIEngine(codec, told.server)
-    return tiny_engine(config.envs, config.rules, config.seed, told.steps, told.slots, told.parked, on_step)
+        codec = TokenizerCodec.from_folder(Path(settings.tokenizer)) if settings.tokenizer else None
+        return OpenAIEngine(codec, settings.server)
+    return tiny_engine(config.envs, config.rules, config.seed, settings.steps, settings.slots, settings.parked, on_step)
 
 
 def tiny_engine(
@@ -68,7 +69,8 @@ def conversations(spec: TextEnvSpec, rules: Rules, seed: int, count: int) -> lis
         env = spec.build()
         try:
             observation = env.reset(int(rng.integers(2**31)))
-            play = Play(EpisodeId(number, 0, spec.tag, 0), roomy, codec, lambda turn: 0, env.instructions, env.actions)
+            ticket = Ticket(number, spec.tag, 0, 1)
+            play = Play(ticket, 0, roomy, codec, lambda turn: 0, env.instructions, env.actions)
             request, text = play.begin(observation), ""
             while request is not None:
                 prompt = codec.decode(request.ids)

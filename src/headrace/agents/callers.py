@@ -1,26 +1,31 @@
-"""Threads that run an environment's calls with a time limit, off whoever waits. One that hangs is given up.
+"""Threads that run an environment's calls with a time limit, and the way from threads back into an event loop.
 
-    submit(call) -> Future · give_up(future, afterwards): nobody waits for it any more
+    Callers: submit(call) -> Future · give_up(future, afterwards): its result is not waited for any more
+    Bridge, of a loop: result(future) · post(call) ──> box ──(one wake-up)──> loop: every call in the box, in order
 
 Calls that wait get a thread each; calls that are over in no time share a few, since threads that take turns at the
-interpreter cost more than such a call. Which kind they are is learned from those that came back; if nobody takes a call
-for a moment, all who run are in one that waits, and more threads come. A thread takes call after call without the lock;
-that is for those who go to sleep, wake others, or give up.
+interpreter cost more than such a call. Which kind they are is learned from those that came back; if no call is taken
+for a moment, all threads are in one that waits, and more threads come. A thread takes call after call without the
+lock; that is for threads that go to sleep, wake others, or give up.
 
 Python can't stop a thread, so a hung call keeps its own until it returns; then `afterwards` runs (an environment is
 closed where it was stuck) and the thread ends. Threads are daemons: a call that never returns can't keep the process.
-Does not know environments.
+
+An engine that answers a batch, or environments that come back together, would write to the loop's pipe for each
+answer: with a bridge, many threads wake the loop once. Does not know environments.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from headrace.clock import now_s
@@ -31,11 +36,11 @@ _DRAIN_S = 2e-3  # calls that wait should all have begun after that
 _SHORT_S = 2e-4  # a call that waits no longer does not keep its thread from the next
 _LONG_S = 2e-3  # computing that is not done any sooner by more threads
 _COMPUTING = 4  # threads for calls that compute
-_STUCK_S = 4e-3  # without a call being taken: whoever runs is in one that waits
+_STUCK_S = 4e-3  # without a call being taken: all threads are in one that waits
 
 
 @dataclass
-class _Job:
+class _Call:
     call: Callable[[], Any]
     future: Future[Any]
     submitted_s: float
@@ -49,10 +54,10 @@ class Callers:
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_Call] = deque()
         lock = threading.Lock()
         self._changed, self._keeping = threading.Condition(lock), threading.Condition(lock)
-        self._running: dict[int, _Job] = {}  # by the future's id
+        self._running: dict[int, _Call] = {}  # by the future's id
         self._idle = 0  # threads that wait for a call
         self._coming = 0  # those that were woken or started and have not taken one yet
         self._threads: set[threading.Thread] = set()
@@ -73,7 +78,7 @@ class Callers:
         now = now_s()
         with self._changed:
             assert not self._is_closed, "closed"
-            self._jobs.extend(_Job(call, future, now) for call, future in calls)
+            self._jobs.extend(_Call(call, future, now) for call, future in calls)
             self._wake(self._wanted() - self._coming)
             if self._most > 1 and len(self._jobs) <= len(calls):
                 self._keep()
@@ -84,15 +89,15 @@ class Callers:
         return job.begun_s if job is not None else None
 
     def give_up(self, future: Future[Any], afterwards: Callable[[], None]) -> bool:
-        """Nobody waits for this call any more. True: it is out, and `afterwards` runs when, and if, it returns.
+        """Its result is not waited for any more. True: it is out, and `afterwards` runs when, and if, it returns.
 
-        False: it never began, or is over; what comes after it is for whoever asks.
+        False: it never began, or is over; what comes after it is for the caller.
         """
         with self._changed:
             job = None if future.cancel() else self._running.pop(id(future), None)
             if job is None:
                 return False
-            job.afterwards = afterwards  # whoever took it out of `_running` has it: its thread sees that
+            job.afterwards = afterwards  # it is out of `_running`: its thread sees that
             self._threads.discard(job.thread)  # it is lost to us: another takes its place
             self._wake(min(1, len(self._jobs)) - self._coming)
             return True
@@ -167,7 +172,7 @@ class Callers:
                 self._keeping.wait(_STUCK_S if self._jobs else None)
                 try:
                     waits_s = now_s() - max(self._taken_s, self._jobs[0].submitted_s)
-                except IndexError:  # somebody has taken it
+                except IndexError:  # a thread has taken it
                     continue
                 if waits_s < _STUCK_S:  # it moves; what was learned since it was filled may ask for more
                     self._wake(self._wanted() - self._coming - self._num_busy)
@@ -211,7 +216,7 @@ class Callers:
                 with self._changed:
                     afterwards = job.afterwards
                 assert afterwards is not None
-                with suppress(Exception):
+                with contextlib.suppress(Exception):
                     afterwards()
                 return
 
@@ -232,3 +237,52 @@ class Callers:
         rate = 0.3 if waited_s < self._waits_s else 0.03
         self._waits_s += rate * (waited_s - self._waits_s)
         self._computes_s += 0.1 * (computed_s - self._computes_s)
+
+
+class Bridge:
+    """Into the loop that made it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._box: deque[Callable[[], None]] = deque()
+        self._is_woken = False
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have it called in the loop; from any thread."""
+        self._box.append(call)
+        if not self._is_woken:  # one wake-up too many does no harm; one too few can't be: see `_empty`
+            self._is_woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended: it waits for nothing
+                self._loop.call_soon_threadsafe(self._empty)
+
+    async def result(self, future: Future[T], limit_s: float | None = None) -> T:
+        """What a future of some thread gives; TimeoutError after limit_s. A waiter that stops leaves it to itself."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        future.add_done_callback(lambda _: self.post(partial(_wake, waiter)))
+        await awaited(waiter, limit_s)
+        return future.result()
+
+    def _empty(self) -> None:
+        self._is_woken = False  # before looking: what comes after the look wakes again
+        while self._box:
+            self._box.popleft()()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+async def awaited(waiter: asyncio.Future[T], limit_s: float | None) -> T:
+    """A future of this loop, with a limit: asyncio.timeout at a quarter of its price, for what is awaited all day."""
+    timer = None if limit_s is None else waiter.get_loop().call_later(limit_s, _expire, waiter)
+    try:
+        return await waiter
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def _expire(waiter: asyncio.Future[T]) -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError())

@@ -57,10 +57,10 @@ def describe(codec: Codec) -> dict[str, str]:
     return {"kind": "bytes"}
 
 
-def described(told: Mapping[str, str]) -> Codec:
+def described(data: Mapping[str, str]) -> Codec:
     """The inverse."""
-    if told.get("kind") == "tokenizer":
-        return TokenizerCodec(told["tokenizer_json"], told["eos"], told["template"])
+    if data.get("kind") == "tokenizer":
+        return TokenizerCodec(data["tokenizer_json"], data["eos"], data["template"])
     return ByteCodec()
 
 
@@ -143,10 +143,10 @@ class TokenizerCodec:
     def from_folder(cls, folder: Path) -> TokenizerCodec:
         """Of a model's folder: tokenizer.json, and the chat template where it has one."""
         try:
-            told = json.loads((folder / "tokenizer_config.json").read_text())
+            data = json.loads((folder / "tokenizer_config.json").read_text())
             written = folder / "chat_template.jinja"
-            template = written.read_text() if written.exists() else told.get("chat_template") or CHATML
-            eos = told["eos_token"]
+            template = written.read_text() if written.exists() else data.get("chat_template") or CHATML
+            eos = data["eos_token"]
             text = (folder / "tokenizer.json").read_text()
             return cls(text, eos if isinstance(eos, str) else eos["content"], template)
         except (OSError, ValueError, KeyError, TypeError) as error:

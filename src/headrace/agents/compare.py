@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headrace.agents import auto
+from headrace.agents import ways
 from headrace.agents.build import rollouts_of
 from headrace.agents.config import AgentsConfig
 from headrace.agents.engines.protocol import Engine
 from headrace.agents.environments.text_env import Step, TextEnv, TextEnvSpec
 from headrace.agents.metrics import summary
+from headrace.agents.playing import Statistics
 from headrace.agents.records import FAILED, Group, fingerprint
-from headrace.agents.rollouts import Statistics
 from headrace.clock import now_s
 
 FAULTY_SHARE = 0.25  # of reset seeds
@@ -148,9 +148,9 @@ def compare(
 
 
 def _advice(config: AgentsConfig) -> str:
-    measured = [auto.measure(spec, config.limits.env_s) for spec in config.envs]
-    choice = auto.choose(measured, config.n_jobs, config.env_groups, config.engine.kind == "tiny")
-    return f"left to auto: {choice.reason}"
+    times = [ways.measure(spec, config.limits.env_s) for spec in config.envs]
+    way = ways.choose(times, config.n_jobs, config.env_groups, config.engine.kind == "tiny")
+    return f"left to auto: {way.reason}"
 
 
 def _side(name: str, config: AgentsConfig, engine: Callable[[], Engine], backend: str) -> Side:
@@ -179,8 +179,8 @@ def text_table(comparison: Comparison) -> str:
         ("groups", f"{len(one.groups)}", f"{len(other.groups)}"),
         ("records", one.fingerprint[:12], other.fingerprint[:12]),
     ]
-    told = [name for name in sorted({*one.metrics, *other.metrics}) if _is_shown(name)]
-    rows += [(name, *(f"{side.metrics.get(name, float('nan')):.3f}" for side in (one, other))) for name in told]
+    names = [name for name in sorted({*one.metrics, *other.metrics}) if _is_shown(name)]
+    rows += [(name, *(f"{side.metrics.get(name, float('nan')):.3f}" for side in (one, other))) for name in names]
     bad = (comparison.faulty_sequential, comparison.faulty_parallel)
     rows.append(("with failures: groups failed", *(f"{len(side.failures)} of {len(side.groups)}" for side in bad)))
     rows.append(("with failures: records", *(side.fingerprint[:12] for side in bad)))

@@ -15,16 +15,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from headrace.agents.auto import WAYS
 from headrace.agents.consent import require_own_words
 from headrace.agents.engines.batching import Batching
 from headrace.agents.engines.openai import Server
 from headrace.agents.engines.scripted import Latency
 from headrace.agents.environments.registry import spec_of
 from headrace.agents.environments.text_env import TextEnvSpec
-from headrace.agents.episode import Rules
 from headrace.agents.limits import Limits
-from headrace.agents.plan import shares
+from headrace.agents.plan import Rules, shares
+from headrace.agents.ways import WAYS
 from headrace.errors import UsageError, whole
 from headrace.files import read_named, require_bounded
 
@@ -63,7 +62,7 @@ class AgentsConfig:
     pooled: bool
 
 
-# Every key there is, with what it means when nobody says otherwise.
+# Every key there is, with what it means by default.
 _KNOWN: dict[str, Any] = {
     "seed": 1,
     "agent_proxy.use_parallel_rollout": False,
@@ -156,8 +155,8 @@ def _chain(name: str, folder: Path | None, above: tuple[str, ...] = ()) -> list[
     """The file and, before it, those it builds on."""
     if name in above:
         raise UsageError(f"{name}: its defaults lead back to it: {' -> '.join((*above, name))}")
-    told = _read(name, folder)
-    below = told.pop("defaults", None) or []
+    section = _read(name, folder)
+    below = section.pop("defaults", None) or []
     below = [below] if isinstance(below, str) else below
     if not isinstance(below, list) or not all(isinstance(one, str) for one in below):
         raise UsageError(f"{name}: defaults: expected the name of a configuration, or several, got {below!r}")
@@ -165,7 +164,7 @@ def _chain(name: str, folder: Path | None, above: tuple[str, ...] = ()) -> list[
     for parent in parents:
         if not re.fullmatch(r"[\w-]+", parent):  # a path would read a file that the user did not name
             raise UsageError(f"{name}: defaults: expected names such as base, got {parent[:80]!r}")
-    return [one for parent in parents for one in _chain(parent, folder, (*above, name))] + [told]
+    return [one for parent in parents for one in _chain(parent, folder, (*above, name))] + [section]
 
 
 def _read(name: str, folder: Path | None) -> dict[str, Any]:
@@ -180,21 +179,21 @@ def _read(name: str, folder: Path | None) -> dict[str, Any]:
             text = read_named(path, _MAX_BYTES).decode()
         else:
             text = files("headrace.agents").joinpath("configs", f"{name}.yaml").read_text()
-        told = yaml.safe_load(text) or {}
-        require_bounded(told, _MAX_VALUES)
+        section = yaml.safe_load(text) or {}
+        require_bounded(section, _MAX_VALUES)
     except OSError as error:
         close = difflib.get_close_matches(name, names(folder), n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names(folder))}"
         raise UsageError(f"--config-name {name}: no such configuration: {hint}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path or name}: not YAML: {error}") from error
-    if not isinstance(told, dict):
-        raise UsageError(f"{path or name}: expected keys and values, got {type(told).__name__}")
-    return told
+    if not isinstance(section, dict):
+        raise UsageError(f"{path or name}: expected keys and values, got {type(section).__name__}")
+    return section
 
 
-def _merge(values: dict[str, Any], custom: dict[str, Any], told: Mapping[str, Any], where: str) -> None:
-    for key, value in _flat(told):
+def _merge(values: dict[str, Any], custom: dict[str, Any], section: Mapping[str, Any], where: str) -> None:
+    for key, value in _flat(section):
         if key == _OPEN or key.startswith(f"{_OPEN}."):
             _merge_custom(custom, key, value, where)
         elif key in values:
@@ -203,9 +202,9 @@ def _merge(values: dict[str, Any], custom: dict[str, Any], told: Mapping[str, An
             raise UsageError(f"{where}: unknown key {key!r}: {_suggestion(key)}")
 
 
-def _flat(told: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flat(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
-    for name, value in told.items():
+    for name, value in section.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and key != _OPEN:
             pairs += _flat(value, f"{key}.")
@@ -223,21 +222,21 @@ def _merge_custom(custom: dict[str, Any], key: str, value: Any, where: str) -> N
         value = {tag: inner}
     if not isinstance(value, Mapping):
         raise UsageError(f"{where}: {_OPEN}: expected tags with env_type and env_config, got {value!r}")
-    for tag, told in value.items():
-        if not isinstance(told, Mapping):
-            raise UsageError(f"{where}: {_OPEN}.{tag}: expected env_type and env_config, got {told!r}")
-        for name in told:
+    for tag, section in value.items():
+        if not isinstance(section, Mapping):
+            raise UsageError(f"{where}: {_OPEN}.{tag}: expected env_type and env_config, got {section!r}")
+        for name in section:
             if name not in _CUSTOM:
                 close = difflib.get_close_matches(str(name), _CUSTOM, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_CUSTOM)}"
                 raise UsageError(f"{where}: unknown key {_OPEN}.{tag}.{name}: {hint}")
-        if not isinstance(told.get("env_config") or {}, Mapping):
+        if not isinstance(section.get("env_config") or {}, Mapping):
             raise UsageError(
-                f"{where}: {_OPEN}.{tag}.env_config: expected names and values, got {told['env_config']!r}"
+                f"{where}: {_OPEN}.{tag}.env_config: expected names and values, got {section['env_config']!r}"
             )
         before = custom.setdefault(tag, {})
-        options = {**before.get("env_config", {}), **(told.get("env_config") or {})}
-        before |= dict(told) | ({"env_config": options} if options else {})
+        options = {**before.get("env_config", {}), **(section.get("env_config") or {})}
+        before |= dict(section) | ({"env_config": options} if options else {})
 
 
 def _override(values: dict[str, Any], custom: dict[str, Any], text: str) -> None:

@@ -1,74 +1,43 @@
 """One episode as a machine without hands: observations and completions in, requests and actions out.
 
-    begin(observation) -> Request · answered(completion) -> actions · stepped(steps) -> Request, or None: it is over
-    failed(failure) · record()
+    Play: begin(observation) -> Request · answered(completion) -> actions · stepped(steps) -> Request, or None: over
+          failed(failure) · record()
+    Conversation: what was asked and sampled, in token space, append only      parse: an answer's text -> actions
 
-Pure: no clock, no engine, no environment, no randomness but the seeds it is given. Whoever drives it (a lock-step
-loop, an event loop in a worker) gets the same record from the same answers.
+The chat template must only append. That is checked at every turn: the new text has to begin with the old one and the
+answer in it. Where a template rewrites what was said (drops earlier thoughts, trims blanks), a new row is forked from
+the rewritten text, and the old row keeps what was sampled.
+
+Pure: no clock, no engine, no environment, no randomness but the seeds it is given. A lock-step loop and an event loop
+in a worker drive the same machine, and get the same record from the same answers.
 """
 
 from __future__ import annotations
 
+import re
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from headrace.agents.answers import Answer, parse
-from headrace.agents.codec import Codec
-from headrace.agents.conversation import Conversation, Span
+from headrace.agents.codec import Codec, Message
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.environments.text_env import Step
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import COMPLETED, FAILED, PARSE, TRUNCATED, Episode, Failure, Turn
-from headrace.errors import UsageError, require_types
+from headrace.agents.plan import Rules, Ticket
+from headrace.agents.records import (
+    COMPLETED,
+    FAILED,
+    PARSE,
+    TRUNCATED,
+    Episode,
+    EpisodeError,
+    Failure,
+    TokenRow,
+    Turn,
+    token_row,
+)
 
-
-@dataclass(frozen=True)
-class Rules:
-    """The limits of an episode, and the format of answers."""
-
-    max_turn: int = 5
-    """Exchanges at most."""
-    max_actions_per_turn: int = 2
-    """Actions taken from one answer at most."""
-    max_actions_per_traj: int = 10
-    """Actions of an episode at most."""
-    max_tokens: int = 128
-    """Tokens of one answer at most."""
-    max_context: int = 4096
-    """Tokens of a row at most; an episode that would need more is truncated."""
-    enable_think: bool = True
-    """Answers are <think>..</think><answer>..</answer>; else <answer>..</answer>."""
-    action_sep: str = "||"
-    """Between the actions of one answer."""
-    format_penalty: float = -0.1
-    """Added to the reward of a turn whose answer is invalid; the environment does not move."""
-    temperature: float = 1.0
-    """Of sampling."""
-    system: str = ""
-    """A system message before the first question; none if empty."""
-
-    def __post_init__(self) -> None:
-        whole = ("max_turn", "max_actions_per_turn", "max_actions_per_traj", "max_tokens", "max_context")
-        require_types(self, {int: whole, float: ("format_penalty", "temperature"), str: ("action_sep", "system")})
-        for name in whole:
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if not isinstance(self.enable_think, bool):
-            raise UsageError(f"enable_think: expected true or false, got {self.enable_think!r}")
-        if not self.action_sep.strip():
-            raise UsageError("action_sep: expected some text between actions, got none")
-        if self.temperature < 0:
-            raise UsageError(f"temperature: expected 0 or more, got {self.temperature}")
-
-
-@dataclass(frozen=True)
-class EpisodeId:
-    """Who an episode is, and the seeds that are its own: of the reset, and of each turn's sampling."""
-
-    group: int
-    member: int
-    tag: str
-    seed: int
+_WITH_THINKING = re.compile(r"\s*<think>.*?</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
+_ANSWER_ONLY = re.compile(r"\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 
 
 class Play:
@@ -76,7 +45,8 @@ class Play:
 
     def __init__(
         self,
-        who: EpisodeId,
+        ticket: Ticket,
+        member: int,
         rules: Rules,
         codec: Codec,
         sampling_seed: Callable[[int], int],
@@ -85,7 +55,7 @@ class Play:
         is_text_only: bool = False,
         attempt: int = 1,
     ) -> None:
-        self._who, self._rules, self._attempt = who, rules, attempt
+        self._ticket, self._member, self._rules, self._attempt = ticket, member, rules, attempt
         self._sampling_seed = sampling_seed
         self._instructions, self._known = instructions, known_actions
         system = [{"role": "system", "content": rules.system}] if rules.system else []
@@ -148,9 +118,9 @@ class Play:
 
     def record(self) -> Episode:
         """What happened."""
-        who = self._who
+        of = self._ticket
         return Episode(
-            who.group, who.member, who.tag, who.seed, self._status, self._conversation.rows, tuple(self._turns),
+            of.number, self._member, of.tag, of.seed, self._status, self._conversation.rows, tuple(self._turns),
             self._metrics(), self._failure, self._attempt, not self._is_text_only, self._rules.system,
         )  # fmt: skip
 
@@ -165,10 +135,10 @@ class Play:
             self._status = TRUNCATED
             return None
         messages = tuple(self._conversation.messages) if self._is_text_only else ()
-        who = self._who
         return Request(
-            who.group, who.member, turn, ids, rules.max_tokens, self._sampling_seed(turn), rules.temperature, messages
-        )
+            self._ticket.number, self._member, turn, ids, rules.max_tokens, self._sampling_seed(turn),
+            rules.temperature, messages,
+        )  # fmt: skip
 
     def _format(self, turn: int) -> str:
         """What to answer, and what is left."""
@@ -197,3 +167,124 @@ class Play:
         for name in sorted(names):
             metrics[name] = sum(float(facts.get(name, 0.0)) for facts in self._facts) / len(self._facts)
         return metrics
+
+
+@dataclass
+class _Growing:
+    """A row that is still written."""
+
+    ids: list[int]
+    loss_mask: bytearray
+    log_probs: array[float]
+    versions: array[int]
+    text: str = ""  # what the template rendered for it so far, sampled answers included
+
+    @classmethod
+    def of_prompt(cls, ids: list[int], text: str) -> _Growing:
+        row = cls([], bytearray(), array("f"), array("i"), text)
+        row.read(ids)
+        return row
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Tokens that the policy did not sample."""
+        self.ids += ids
+        self.loss_mask += bytes(len(ids))
+        self.log_probs.extend([0.0] * len(ids))
+        self.versions.extend([-1] * len(ids))
+
+    def sample(self, completion: Completion) -> None:
+        """Tokens that it did."""
+        self.ids += completion.ids
+        self.loss_mask += b"\1" * len(completion.ids)
+        self.log_probs.extend(completion.log_probs)
+        self.versions.extend(completion.versions)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where an answer's tokens lie."""
+
+    row: int
+    start: int
+    stop: int
+
+
+@dataclass
+class Conversation:
+    """Grows by questions and answers; `rows` may be read at any time."""
+
+    codec: Codec
+    is_text_only: bool = False
+    messages: list[Message] = field(default_factory=list)
+    _rows: list[_Growing] = field(default_factory=list)
+    _end: str = ""  # how the end token is spelt, once that was asked
+    _ended: str = ""  # the spelling of the end token, if the last answer brought one itself
+
+    def ask(self, text: str) -> list[int]:
+        """Add what the environment says; returns the ids to go on from."""
+        self.messages.append({"role": "user", "content": text})
+        if self.is_text_only:
+            return []
+        full = self.codec.render(self.messages, is_asking=True)
+        row = self._rows[-1] if self._rows else None
+        if row is not None and full.startswith(row.text):
+            added = full[len(row.text) :]
+            row.read(self.codec.encode(added.removeprefix(self._ended)))
+            row.text = full
+        else:
+            self._rows.append(_Growing.of_prompt(self.codec.encode(full), full))
+        return list(self._rows[-1].ids)
+
+    def answer(self, completion: Completion) -> Span:
+        """Add what the policy sampled."""
+        self.messages.append({"role": "assistant", "content": completion.text})
+        if self.is_text_only:
+            return Span(0, 0, 0)
+        row = self._rows[-1]
+        start = len(row.ids)
+        row.sample(completion)
+        has_ended = bool(completion.ids) and completion.ids[-1] == self.codec.eos_id
+        if has_ended and not self._end:
+            self._end = self.codec.decode([self.codec.eos_id])
+        self._ended = self._end if has_ended else ""
+        row.text += completion.text
+        return Span(len(self._rows) - 1, start, len(row.ids))
+
+    @property
+    def rows(self) -> tuple[TokenRow, ...]:
+        """As arrays."""
+        return tuple(token_row(row.ids, bytearray(row.loss_mask), row.log_probs, row.versions) for row in self._rows)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Actions to take, or what was wrong."""
+
+    actions: tuple[str, ...]
+    complaint: str = ""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the environment may move."""
+        return not self.complaint
+
+
+def parse(
+    text: str, has_thinking: bool, separator: str, most_actions: int, known: Sequence[str] | None = None
+) -> Answer:
+    """The actions of one answer, at most so many; names in the environment's own spelling where it has a list."""
+    found = (_WITH_THINKING if has_thinking else _ANSWER_ONLY).fullmatch(text)
+    if found is None:
+        wanted = "<think>...</think><answer>...</answer>" if has_thinking else "<answer>...</answer>"
+        return Answer((), f"expected {wanted} and nothing else")
+    words = [word.strip() for word in found.group(1).split(separator)]
+    actions = [word for word in words if word][:most_actions]
+    if not actions:
+        return Answer((), "the answer holds no action")
+    if known is None:
+        return Answer(tuple(actions))
+    spelling = {name.lower(): name for name in known}
+    unknown = [action for action in actions if action.lower() not in spelling]
+    if unknown:
+        return Answer((), f"unknown action {unknown[0]!r}, expected one of {', '.join(known)}")
+    return Answer(tuple(spelling[action.lower()] for action in actions))

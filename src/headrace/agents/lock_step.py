@@ -1,6 +1,6 @@
-"""The ways without workers: every environment moves; then all who have a question ask in one batch.
+"""The ways without workers: every environment moves; then all that have a question ask in one batch.
 
-    [ open or act -> questions -> generate(all of them) -> answers ] until nobody is left
+    [ open or act -> questions -> generate(all of them) -> answers ] until no episode is left
 
 Sequential moves them one after the other: what `base` runs, what auto chooses for cheap environments, and what the
 parallel way falls back to. Lock-step moves them side by side, which pays where a step waits, but for less than passing
@@ -10,19 +10,17 @@ as they need), so that a hung call can be given up; the rest go on in another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from headrace.agents.callers import Callers
 from headrace.agents.engines.protocol import Completion, Engine, Request
-from headrace.agents.failures import EpisodeError
 from headrace.agents.limits import END_S, Limits
 from headrace.agents.plan import GroupPlan, Ticket
-from headrace.agents.records import ENGINE, TIMEOUT, Group
-from headrace.agents.seat import EnvPool, Seat
-from headrace.agents.table import Table, as_failure, told_close, too_slow
+from headrace.agents.records import ENGINE, TIMEOUT, EpisodeError, Group
+from headrace.agents.seat import EnvPool, Seat, Table, as_failure, report_close, too_slow
 from headrace.clock import now_s
 
 Move = Callable[[], Request | None]  # a seat's open or act
@@ -36,8 +34,8 @@ def play(
     limits: Limits,
     reusable: frozenset[str],
     is_side_by_side: bool = False,
-) -> Iterator[Group]:
-    """Play whatever `next_ticket` gives until it gives None and nobody is left; groups come as they finish."""
+) -> Generator[Group, None, None]:
+    """Play whatever `next_ticket` gives until it gives None and no episode is left; groups come as they finish."""
     movers, pool = _Movers(limits, is_side_by_side), EnvPool(reusable)
     tables: dict[int, Table] = {}
     moving: list[tuple[Seat, Move]] = []
@@ -135,8 +133,8 @@ class _Movers:
         try:
             self._callers.submit_all([(move, future) for (_, move), future in zip(moves, calls, strict=True)])
             self._wait(calls, give_up)
-        except BaseException:  # broken off: whoever is in a call is closed by its own thread
-            for future in reversed(calls):  # the last of the queue first: nobody begins in the place of who is given up
+        except BaseException:  # broken off: an environment in a call is closed by its own thread
+            for future in reversed(calls):  # the last of the queue first: no call begins in the place of one given up
                 if not future.done():
                     give_up(future)
             raise
@@ -146,11 +144,11 @@ class _Movers:
         ]
 
     def leave(self, seat: Seat) -> None:
-        """Its environment is closed, or given back, when everybody has moved."""
+        """Its environment is closed, or given back, when all have moved."""
         self._leaving.append(seat)
 
     def settle(self, limit_s: float | None = None) -> None:
-        """Whoever leaves is closed; what does not come back from that is left behind. `limit_s`: all together."""
+        """Seats that leave are closed; what does not come back from that is left behind. `limit_s`: all together."""
         if not self._leaving:
             return
         calls = {Future[None](): seat for seat in self._leaving}
@@ -158,17 +156,17 @@ class _Movers:
         def give_up(future: Future[Any]) -> None:
             self._callers.give_up(future, lambda: None)
             within_s = limit_s or self._limits.env_s
-            told_close(calls[future], f"it did not come back from close within {within_s:g} s and is left behind")
+            report_close(calls[future], f"it did not come back from close within {within_s:g} s and is left behind")
 
         self._leaving = []
         self._callers.submit_all([(seat.close, future) for future, seat in calls.items()])
         self._wait(calls, give_up, _NEVER_S if limit_s is None else now_s() + limit_s)
         for future, seat in calls.items():
             if future.done() and not future.cancelled() and (error := future.exception()) is not None:
-                told_close(seat, str(error))
+                report_close(seat, str(error))
 
     def close(self, seats: Iterable[Seat], pool: EnvPool) -> None:
-        """Everybody leaves, within a moment."""
+        """All leave, within a moment."""
         patience_s = min(self._limits.env_s, END_S)
         self._leaving += [seat for seat in seats if not seat.is_abandoned]
         self.settle(patience_s)
@@ -186,7 +184,7 @@ class _Movers:
             left = {future for future in left if not future.done()}
             now, patience_s = now_s(), limit_s
             for future in tuple(left):
-                begun_s = self._callers.begun_s(future)  # None: it waits for a thread, which is our matter
+                begun_s = self._callers.begun_s(future)  # None: it waits for a thread, which is not its fault
                 rest_s = min(until_s - now, limit_s if begun_s is None else begun_s + limit_s - now)
                 if rest_s > 0:
                     patience_s = min(patience_s, rest_s)

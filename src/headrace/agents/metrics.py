@@ -23,27 +23,27 @@ def summary(groups: Iterable[Group]) -> dict[str, float]:
     by_tag: dict[str, list[Group]] = {}
     for group in groups:
         by_tag.setdefault(group.tag, []).append(group)
-    told: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for tag in sorted(by_tag):
-        told |= {f"{tag}/{name}": value for name, value in _of_tag(by_tag[tag]).items()}
-    return told
+        numbers |= {f"{tag}/{name}": value for name, value in _of_tag(by_tag[tag]).items()}
+    return numbers
 
 
 def _of_tag(groups: Sequence[Group]) -> dict[str, float]:
     whole = [group for group in groups if group.status != FAILED]
-    told: dict[str, float] = {"groups": float(len(groups)), "groups_failed": float(len(groups) - len(whole))}
+    numbers: dict[str, float] = {"groups": float(len(groups)), "groups_failed": float(len(groups) - len(whole))}
     episodes = [episode for group in whole for episode in group.episodes]
     if not episodes:
-        return told
-    told["truncated"] = mean(episode.status == TRUNCATED for episode in episodes)
-    told["completed"] = mean(episode.status == COMPLETED for episode in episodes)
+        return numbers
+    numbers["truncated"] = mean(episode.status == TRUNCATED for episode in episodes)
+    numbers["completed"] = mean(episode.status == COMPLETED for episode in episodes)
     for name in sorted({name for episode in episodes for name in episode.metrics}):
-        told[name] = mean(episode.metrics.get(name, 0.0) for episode in episodes)
+        numbers[name] = mean(episode.metrics.get(name, 0.0) for episode in episodes)
     size = min(len(group.episodes) for group in whole)
     counts = [(sum(_has_won(one) for one in group.episodes), len(group.episodes)) for group in whole]
     for k in sorted({size, *(2**power for power in range(size.bit_length()))}):
-        told[f"pass@{k}"] = mean(pass_at(k, successes, members) for successes, members in counts)
-    return told
+        numbers[f"pass@{k}"] = mean(pass_at(k, successes, members) for successes, members in counts)
+    return numbers
 
 
 def _has_won(episode: Episode) -> bool:

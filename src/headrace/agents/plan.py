@@ -1,35 +1,70 @@
-"""Which groups there are: numbers, tags and seeds, as a function of the run's seed alone.
+"""Which groups there are, by which rules they are played, and from which seeds: a function of the run's seed alone.
 
     group number -> tag (n_groups of each tag in turn) · reset seed (the tree's leaf of the group number)
     group, member, turn -> sampling seed
 
-Nothing here depends on the number of workers, or on who plays a group. Pure.
+Nothing here depends on the number of workers, or on which of them plays a group. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from headrace.agents.environments.text_env import TextEnvSpec
-from headrace.agents.episode import EpisodeId, Rules
 from headrace.envs.seeds import Purpose, leaf
-from headrace.errors import UsageError
+from headrace.errors import UsageError, require_types
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The limits of an episode, and the format of answers."""
+
+    max_turn: int = 5
+    """Exchanges at most."""
+    max_actions_per_turn: int = 2
+    """Actions taken from one answer at most."""
+    max_actions_per_traj: int = 10
+    """Actions of an episode at most."""
+    max_tokens: int = 128
+    """Tokens of one answer at most."""
+    max_context: int = 4096
+    """Tokens of a row at most; an episode that would need more is truncated."""
+    enable_think: bool = True
+    """Answers are <think>..</think><answer>..</answer>; else <answer>..</answer>."""
+    action_sep: str = "||"
+    """Between the actions of one answer."""
+    format_penalty: float = -0.1
+    """Added to the reward of a turn whose answer is invalid; the environment does not move."""
+    temperature: float = 1.0
+    """Of sampling."""
+    system: str = ""
+    """A system message before the first question; none if empty."""
+
+    def __post_init__(self) -> None:
+        whole = ("max_turn", "max_actions_per_turn", "max_actions_per_traj", "max_tokens", "max_context")
+        require_types(self, {int: whole, float: ("format_penalty", "temperature"), str: ("action_sep", "system")})
+        for name in whole:
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if not isinstance(self.enable_think, bool):
+            raise UsageError(f"enable_think: expected true or false, got {self.enable_think!r}")
+        if not self.action_sep.strip():
+            raise UsageError("action_sep: expected some text between actions, got none")
+        if self.temperature < 0:
+            raise UsageError(f"temperature: expected 0 or more, got {self.temperature}")
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """One group to be played."""
+    """One group to be played: all its members begin from the same seed."""
 
     number: int
     tag: str
     seed: int
     group_size: int
     attempt: int = 1
-
-    def member(self, index: int) -> EpisodeId:
-        """One of its episodes: all members begin from the same seed."""
-        return EpisodeId(self.number, index, self.tag, self.seed)
 
 
 @dataclass(frozen=True)
@@ -52,8 +87,7 @@ class GroupPlan:
             raise UsageError(f"group_size: expected at least 1, got {self.group_size}")
         if len(self.n_groups) != len(tags) or min(self.n_groups) < 0 or sum(self.n_groups) < 1:
             raise UsageError(f"n_groups: expected one number per tag ({', '.join(tags)}), got {list(self.n_groups)}")
-        for spec in self.envs:
-            self.rules_of(spec.tag)
+        self.rules_of(tags[0])  # limits that are no rules are refused now
 
     @property
     def per_round(self) -> int:
@@ -83,7 +117,13 @@ class GroupPlan:
 
     def rules_of(self, tag: str) -> Rules:
         """The rules, with the tag's own limits."""
-        limits: Mapping[str, object] = self.spec_of(tag).limits
+        return self._rules[tag]
+
+    @cached_property
+    def _rules(self) -> dict[str, Rules]:
+        return {spec.tag: self._limited(spec.tag, spec.limits) for spec in self.envs}
+
+    def _limited(self, tag: str, limits: Mapping[str, object]) -> Rules:
         try:
             return replace(self.rules, **limits)  # type: ignore[arg-type]
         except TypeError as error:
@@ -91,7 +131,7 @@ class GroupPlan:
 
 
 def shares(env_groups: int, tags: Sequence[str], n_groups: Sequence[int] | None) -> tuple[int, ...]:
-    """Groups per tag; evenly if nothing was said."""
+    """Groups per tag; evenly if n_groups is None."""
     if n_groups is not None:
         if sum(n_groups) != env_groups or len(n_groups) != len(tags):
             raise UsageError(

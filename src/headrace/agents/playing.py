@@ -1,38 +1,60 @@
-"""How tickets become groups: a crew of workers, or the lock-step loop here; from the first to the second if need be.
+"""How numbers become groups: one call after the other, each group played, judged, counted and logged exactly once.
 
-    scheduler ──> Player: crew of workers (dispatcher, joblib)  ──> judged (how old?) ──> handed over, one by one
-                     │ they can't be started: one line says why
-                     └──> lock-step, with the same tickets
+    numbers -> plan (tags, seeds) -> scheduler -> desk: workers (joblib)  ──> how old? -> ledger -> group log -> reader
+                                        │           ^ engine: one for all, here       ^
+                                        └─ lock-step loop: asked for, or no worker can be started
 
-Whichever way, a group that is waited for has somebody who is named: a worker, the engine, or the learner that has not
-published. Does not know journals, numbers or statistics.
+Sequential and parallel calls play the same tickets with the same seeds, so their records are the same; they differ in
+time only. Every wait names what it waits for: a worker, the engine, or the learner that has not published.
+Does not know what users may ask for: that is checked before.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from headrace.agents import auto, lock_step
-from headrace.agents.crew import Crew, CrewError, CrewLostError
-from headrace.agents.dispatcher import Dispatcher
-from headrace.agents.engines.protocol import Engine
+import numpy as np
+
+from headrace.agents import lock_step, ways
+from headrace.agents.desk import Desk, NoWorkersError
+from headrace.agents.engines.protocol import Engine, EngineStatistics
+from headrace.agents.group_log import GroupLog
+from headrace.agents.hosts import JoblibHosts
 from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
-from headrace.agents.records import COMPLETED, WORKER, Failure, Group
-from headrace.agents.scheduler import Scheduler, suggested_workers
-from headrace.agents.table import failed_group
-from headrace.agents.worker import WorkerPlan
+from headrace.agents.records import FAILED, Group
+from headrace.agents.scheduler import BROKEN_OFF, Numbers, Scheduler, settle
+from headrace.agents.worker import WorkerBrief
 from headrace.clock import now_s
 from headrace.errors import UsageError
+from headrace.memory.ledger import Ledger
+from headrace.pace import Pace
 
-_LOOK_S = 0.05  # between looks at the workers while no group comes
-_ADAPT_S = 1.0  # between two thoughts about their number
-_TELL_S = 1.0  # without new weights, until the log says that they are waited for
+_LOOK_S = 0.05  # between looks at the learner that is waited for
+_WARN_S = 1.0  # without new weights, until the log says that they are waited for
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a call of run() has done so far; `ledger` is about all calls: groups produced, consumed, rejected ..."""
+
+    groups: int = 0
+    failed: int = 0
+    late: int = 0
+    episodes: int = 0
+    turns: int = 0
+    tokens: int = 0
+    restarts: int = 0
+    seconds: float = 0.0
+    engine: EngineStatistics = field(default_factory=EngineStatistics)
+    ledger: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,166 +64,246 @@ class Stage:
     plan: GroupPlan
     engine: Engine
     limits: Limits
-    reusable: frozenset[str]
+    reusable: frozenset[str] = frozenset()  # tags
+    backend: str = "auto"
+    n_jobs: int = -1
+    pace: Pace | None = None
 
 
-class Player:
-    """Plays what a scheduler holds. `judge` looks at a group when it is handed over."""
+class Playing:
+    """All calls of some rollouts, one at a time."""
 
-    def __init__(self, stage: Stage, scheduler: Scheduler, judge: Callable[[Group], Group]) -> None:
-        self._stage, self._scheduler, self._judge = stage, scheduler, judge
-        self._learner = _Learner(scheduler, stage)
-        self._dispatcher: Dispatcher | None = None
-        self._crew: Crew | None = None
+    def __init__(self, stage: Stage, log: GroupLog | None = None) -> None:
+        self._stage, self._log = stage, log
+        self._numbers, self.ledger = Numbers(), Ledger()
+        self._step_times: list[ways.StepTime | None] | None = None
+        self._desk: Desk | None = None
+        self._hosts: JoblibHosts | None = None
+        self.choice: ways.Way | None = None
+        self._statistics = Statistics()
+        self._began = 0.0, EngineStatistics()  # when the call began, and what the engine had done by then
+        self.on_group: Callable[[Group], None] | None = None
+        self._is_streaming = self._is_closed = False
 
     @property
-    def restarts(self) -> int:
-        """Workers that were started again."""
-        return self._crew.restarts if self._crew is not None else 0
+    def statistics(self) -> Statistics:
+        """Of the last call, so far; the ledger's numbers are those of all calls."""
+        return replace(self._statistics, ledger=self.ledger.encode())
 
     @property
     def worker_pids(self) -> dict[int, int]:
-        """Process ids of the workers, by worker; none if they are threads."""
-        return self._crew.pids if self._crew is not None else {}
+        """Process ids of the workers that play now, by worker; none if they are threads."""
+        return self._hosts.pids if self._hosts is not None else {}
 
     def look_again(self) -> None:
-        """There are new weights."""
-        if self._dispatcher is not None:
-            self._dispatcher.look_again()
+        """There are new weights: more groups may start."""
+        if self._desk is not None:
+            self._desk.look_again()
 
-    def play(self, choice: auto.Choice, groups: int, is_adapting: bool) -> Generator[Group, None, None]:
-        """Every group once; `groups` is how many are worth being played at one time."""
-        if choice.backend in auto.BACKENDS:
+    def state(self) -> dict[str, Any]:
+        """Which groups came back, and the ledger, as JSON: what is in play now will be played again."""
+        return {"numbers": self._numbers.state(), "ledger": self.ledger.encode()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there; what was in play then is discarded."""
+        self._numbers.restore(state["numbers"])
+        self.ledger.restore(state["ledger"])
+        in_play = self.ledger.produced - self.ledger.settled
+        if in_play:
+            self.ledger.discard(in_play, BROKEN_OFF)
+
+    def close(self) -> None:
+        """No more calls."""
+        self._is_closed = True
+        if self._log is not None:
+            self._log.close()
+
+    def require_open(self) -> None:
+        """Raise if there can be no more calls."""
+        if self._is_closed:
+            raise UsageError("these rollouts were closed: make new ones")
+
+    def play(self, numbers: Sequence[int]) -> Iterator[Group]:
+        """Groups of these numbers, whatever the group log holds."""
+        with self._alone(), closing(self._played([self._stage.plan.ticket(number) for number in numbers])) as played:
+            yield from played
+
+    def stream(self, groups: int | None) -> Generator[Group, None, None]:
+        """Groups of the next numbers; first what the group log holds of them."""
+        held = self._log.groups if self._log is not None else {}
+        numbers, tickets, rounds = self._numbers, list[Ticket](), None
+        with self._alone():
             try:
-                yield from self._with_workers(choice, groups, is_adapting)
-                return
-            except CrewError as error:
-                logger.warning(
-                    "parallel rollouts are not possible (%s); going on sequentially with the same seeds", error
-                )
-        yield from self._in_lock_step(is_side_by_side=choice.backend == "lock-step")
+                if groups is None:
+                    kept, rounds = numbers.take_known(held), self._rounds()
+                else:
+                    taken = numbers.take(groups)
+                    kept = [number for number in taken if number in held]
+                    tickets = [self._stage.plan.ticket(number) for number in taken if number not in held]
+                if kept:
+                    logger.info("%d groups come from the group log", len(kept))
+                for number in kept:
+                    numbers.returned(number)
+                    self.ledger.produce(1)
+                    settle(self.ledger, held[number])
+                    yield held[number]
+                with closing(self._played(tickets, rounds)) as played:
+                    for group in played:
+                        if self._log is not None:
+                            self._log.add(group)
+                        numbers.returned(group.number)
+                        if self.on_group is not None:
+                            self.on_group(group)
+                        yield group
+            finally:
+                numbers.break_off()
 
-    def _in_lock_step(self, is_side_by_side: bool) -> Iterator[Group]:
-        stage, scheduler = self._stage, self._scheduler
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One call at a time: two would share the numbers that are out."""
+        self.require_open()
+        if self._is_streaming:
+            raise UsageError("a stream of these rollouts is still open: finish it, or close() it, before the next")
+        self._is_streaming = True
+        try:
+            yield
+        finally:
+            self._is_streaming = False
+
+    def _rounds(self) -> Generator[list[Ticket], None, None]:
+        """Numbers for ever; the scheduler asks for them, in any thread, one round at a time."""
+        while True:
+            yield [self._stage.plan.ticket(number) for number in self._numbers.take(self._stage.plan.per_round)]
+
+    def _played(
+        self, tickets: list[Ticket], rounds: Generator[list[Ticket], None, None] | None = None
+    ) -> Generator[Group, None, None]:
+        """Every group once, handed over and counted: by workers, or by the lock-step loop if there can be none."""
+        plan, limits = self._stage.plan, self._stage.limits
+        most = max(1, limits.max_live // plan.group_size)
+        groups = most if rounds is not None else min(most, len(tickets))
+        way = self.choice = self._choose(groups)
+        logger.info("%s: %s groups of %d", way.reason, "endless" if rounds else len(tickets), plan.group_size)
+        self._desk, self._statistics = None, Statistics()
+        self._began = now_s(), self._stage.engine.statistics()
+        # An endless stream has only so much in play or waiting for its reader; the others know their number.
+        most_out = max(plan.per_round, 2 * limits.max_live // plan.group_size, 2) if rounds is not None else 1 << 30
+        scheduler = Scheduler(tickets, limits.attempts, self.ledger, self._stage.pace, rounds, most_out)
+        learner = _LearnerWatch(scheduler, self._stage.engine, limits.publish_s)
+        try:
+            if way.backend in ways.BACKENDS:
+                try:
+                    yield from self._by_workers(way, groups, scheduler, learner)
+                    return
+                except NoWorkersError as error:
+                    logger.warning(
+                        "parallel rollouts are not possible (%s); going on sequentially with the same seeds", error
+                    )
+            yield from self._in_lock_step(way.backend == "lock-step", scheduler, learner)
+        finally:
+            scheduler.close()
+
+    def _by_workers(
+        self, way: ways.Way, groups: int, scheduler: Scheduler, learner: _LearnerWatch
+    ) -> Generator[Group, None, None]:
+        stage, engine = self._stage, self._stage.engine
+        desk = self._desk = Desk(scheduler, engine, way.n_jobs, groups, stage.limits, is_fragile=way.backend == "loky")
+        most_live = stage.plan.group_size * max(1, -(-groups // way.n_jobs))
+        brief = WorkerBrief(stage.plan, engine.codec, engine.is_text_only, stage.limits, stage.reusable, most_live)
+        hosts = self._hosts = JoblibHosts(way.backend, brief, desk, engine)
+        adapting = ways.Adapting(desk, engine, way.n_jobs) if stage.n_jobs == -1 else None
+
+        def meanwhile() -> bool:
+            if adapting is not None:
+                adapting.look()
+            return learner.is_waited_for()
+
+        try:
+            with closing(desk.groups(hosts, meanwhile)) as played:
+                for group in played:
+                    yield self._taken(group, desk.handed_over)
+        finally:
+            self._hosts = None
+            hosts.close(scheduler.is_done)
+
+    def _in_lock_step(
+        self, is_side_by_side: bool, scheduler: Scheduler, learner: _LearnerWatch
+    ) -> Generator[Group, None, None]:
+        stage = self._stage
         how = (stage.plan, stage.engine, stage.limits, stage.reusable, is_side_by_side)
 
         def next_ticket() -> Ticket | None:
             return scheduler.next(0, stage.engine.version)
 
         while not scheduler.is_done:
-            for group in lock_step.play(next_ticket, *how):
-                scheduler.finished(group.number, group.seconds)
-                group = self._judge(group)
-                scheduler.handed_over(group.number, group.status == COMPLETED)
-                yield group
-            self._learner.wait()
+            with closing(lock_step.play(next_ticket, *how)) as played:
+                for group in played:
+                    scheduler.finished(group.number, group.seconds)
+                    yield self._taken(group, scheduler.handed_over)
+            learner.wait()
 
-    def _with_workers(self, choice: auto.Choice, groups: int, is_adapting: bool) -> Iterator[Group]:
-        stage, scheduler = self._stage, self._scheduler
-        dispatcher = self._dispatcher = Dispatcher(
-            scheduler, lambda: stage.engine.version, stage.engine.expect, groups, is_fragile=choice.backend == "loky"
+    def _choose(self, groups: int) -> ways.Way:
+        stage = self._stage
+        if stage.backend not in ("auto", *ways.BACKENDS):
+            return ways.Way(stage.backend, 1, f"{stage.backend}: asked for")
+        if stage.backend != "auto":
+            workers = stage.n_jobs if stage.n_jobs > 0 else ways.cores()
+            return ways.Way(stage.backend, max(1, workers), f"{stage.backend}, n_jobs={workers}: asked for")
+        if self._step_times is None:
+            self._step_times = [ways.measure(spec, stage.limits.env_s) for spec in stage.plan.envs]
+        return ways.choose(self._step_times, stage.n_jobs, groups, getattr(stage.engine, "is_in_process", False))
+
+    def _taken(self, group: Group, hand_over: Callable[[Group], None]) -> Group:
+        """Judged, handed over and counted: weights may have moved on while it was played."""
+        pace, engine = self._stage.pace, self._stage.engine
+        if pace is not None and group.status != FAILED:
+            versions = [row.versions[row.loss_mask > 0] for one in group.episodes for row in one.rows]
+            oldest = min((int(one.min()) for one in versions if len(one)), default=engine.version)
+            group = replace(group, lag=engine.version - oldest, max_lag=pace.max_lag)
+        hand_over(group)
+        was, (began_s, before) = self._statistics, self._began
+        self._statistics = Statistics(
+            groups=was.groups + 1,
+            failed=was.failed + (group.status == FAILED),
+            late=was.late + group.is_late,
+            episodes=was.episodes + len(group.episodes),
+            turns=was.turns + sum(len(one.turns) for one in group.episodes),
+            tokens=was.tokens + int(sum(np.sum(row.loss_mask) for one in group.episodes for row in one.rows)),
+            restarts=self._desk.restarts if self._desk is not None else 0,
+            seconds=now_s() - began_s,
+            engine=engine.statistics().since(before),
         )
-        plan = WorkerPlan(
-            stage.plan, stage.engine.codec, stage.engine.is_text_only, stage.limits, stage.reusable,
-            stage.plan.group_size * max(1, -(-groups // choice.n_jobs)),
-        )  # fmt: skip
-        crew = self._crew = Crew(choice.backend, choice.n_jobs, plan, dispatcher, stage.engine)
-        adapting = _Adapting(dispatcher, stage.engine, choice.n_jobs) if is_adapting else None
-        told_s = now_s()
-
-        def hand_over(group: Group) -> Group:
-            group = self._judge(group)
-            dispatcher.handed_over(group.number, group.status == COMPLETED)
-            return group
-
-        try:
-            crew.launch()
-            while not scheduler.is_done or not dispatcher.is_empty:
-                group = dispatcher.next_group(_LOOK_S)
-                if group is not None:
-                    yield hand_over(group)
-                    continue
-                crew.look()
-                dispatcher.look_again()  # weights may have been published elsewhere
-                if self._learner.look():
-                    told_s = now_s()  # who is waited for has been told
-                if adapting is not None:
-                    adapting.look()
-                quiet_s = now_s() - max(told_s, dispatcher.progress_s)
-                if quiet_s > stage.limits.stall_s:
-                    told_s = now_s()
-                    logger.warning("no progress for %.0f s: %s", quiet_s, dispatcher.explain())
-        except CrewError:
-            while (group := dispatcher.next_group(0.0)) is not None:
-                yield hand_over(group)
-            raise
-        except CrewLostError as error:
-            logger.error("%s; what is left of the groups has failed", error)
-            left = dispatcher.abandon()
-            while (group := dispatcher.next_group(0.0)) is not None:
-                yield hand_over(group)
-            for ticket in left:
-                yield failed_group(ticket, Failure(WORKER, str(error)))
-        finally:
-            self._dispatcher = None
-            is_finished = scheduler.is_done
-            dispatcher.close()
-            crew.close(is_finished)
+        return group
 
 
-class _Learner:
-    """Whoever publishes weights, as seen by groups that may not start before that."""
+class _LearnerWatch:
+    """The learner that publishes weights, as seen by groups that may not start before that."""
 
-    def __init__(self, scheduler: Scheduler, stage: Stage) -> None:
-        self._scheduler, self._stage = scheduler, stage
+    def __init__(self, scheduler: Scheduler, engine: Engine, limit_s: float) -> None:
+        self._scheduler, self._engine, self._limit_s = scheduler, engine, limit_s
         self._since_s: float | None = None
-        self._is_told = False
+        self._is_reported = False
 
-    def look(self) -> bool:
-        """Whether it is waited for; after limits.publish_s that is an error."""
-        if not self._scheduler.is_held(self._stage.engine.version):
-            self._since_s, self._is_told = None, False
+    def is_waited_for(self) -> bool:
+        """Whether nothing goes on without it; after limits.publish_s that is an error."""
+        if not self._scheduler.is_held(self._engine.version):
+            self._since_s, self._is_reported = None, False
             return False
         self._since_s = now_s() if self._since_s is None else self._since_s
-        waited_s, limit_s = now_s() - self._since_s, self._stage.limits.publish_s
+        waited_s = now_s() - self._since_s
         what = (
             f"no group may start before the next publish(): {self._scheduler.accepted} were accepted, and the weights "
-            f"are of version {self._stage.engine.version}"
+            f"are of version {self._engine.version}"
         )
-        if waited_s > limit_s:
-            raise UsageError(f"{what}; nobody published within limits.publish_s = {limit_s:g} s")
-        if waited_s > min(_TELL_S, 0.5 * limit_s) and not self._is_told:
-            self._is_told = True
+        if waited_s > self._limit_s:
+            raise UsageError(f"{what}; there was none within limits.publish_s = {self._limit_s:g} s")
+        if waited_s > min(_WARN_S, 0.5 * self._limit_s) and not self._is_reported:
+            self._is_reported = True
             logger.warning("%s; waiting for it", what)
         return True
 
     def wait(self) -> None:
         """Until it has published."""
         pause = threading.Event()
-        while self.look():
+        while self.is_waited_for():
             pause.wait(_LOOK_S)
-
-
-class _Adapting:
-    """The number of workers that get groups, by how much the engine waits."""
-
-    def __init__(self, dispatcher: Dispatcher, engine: Engine, most: int) -> None:
-        self._dispatcher, self._engine, self._most = dispatcher, engine, most
-        self._active = most
-        self._since_s, self._busy_s = now_s(), engine.statistics().busy_s
-
-    def look(self) -> None:
-        """Now and then."""
-        elapsed_s = now_s() - self._since_s
-        if elapsed_s < _ADAPT_S:
-            return
-        busy_s = self._engine.statistics().busy_s
-        idle = max(0.0, 1.0 - (busy_s - self._busy_s) / elapsed_s)
-        self._since_s, self._busy_s = now_s(), busy_s
-        active = suggested_workers(self._active, 1, self._most, idle, self._dispatcher.num_waiting)
-        if active != self._active:
-            logger.info(
-                "the engine waits %.0f %% of the time: %d of %d workers get groups", 100 * idle, active, self._most
-            )
-            self._active = active
-            self._dispatcher.set_active(active)

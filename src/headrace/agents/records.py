@@ -3,8 +3,8 @@
     Group -> Episode -> TokenRow (ids, loss mask, log-probabilities, versions) and Turn (text, actions, reward, times)
 
 The ids are those the engine sampled, never text that was tokenised again. An episode that failed says where and why;
-it is not a sample with reward zero. `fingerprint` is a function of what happened, not of when or where.
-Does not know engines, environments or files.
+it is not a sample with reward zero: EpisodeError is raised at the boundary, Failure is what the record keeps of it.
+`fingerprint` is a function of what happened, not of when or where. Does not know engines, environments or files.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from headrace.errors import HeadraceError
 
 Array = npt.NDArray[Any]
 
@@ -41,6 +43,20 @@ class Failure:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", plain_text(self.message))  # files want UTF-8, whatever was raised
+
+
+class EpisodeError(HeadraceError):
+    """Something at a boundary of an episode failed: environment, engine, parser, time limit or worker."""
+
+    def __init__(self, boundary: str, message: str) -> None:
+        assert boundary in BOUNDARIES, boundary
+        super().__init__(f"{boundary}: {message}")
+        self.boundary, self.message = boundary, message
+
+    @property
+    def failure(self) -> Failure:
+        """For the record."""
+        return Failure(self.boundary, self.message)
 
 
 @dataclass(frozen=True)
@@ -140,14 +156,14 @@ def fingerprint(groups: Iterable[Group]) -> str:
     """SHA-256 over everything but times, attempts and places: equal records have equal names."""
     digest = hashlib.sha256()
     for group in sorted(groups, key=lambda one: one.number):
-        told = encode(group)
+        data = encode(group)
         for name in ("worker", "seconds", "lag", "max_lag"):
-            del told[name]
-        for episode in told["episodes"]:
+            del data[name]
+        for episode in data["episodes"]:
             del episode["attempts"]
             for turn in episode["turns"]:
                 del turn["engine_s"], turn["env_s"]
-        digest.update(json.dumps(told, sort_keys=True).encode())
+        digest.update(json.dumps(data, sort_keys=True).encode())
     return digest.hexdigest()
 
 
@@ -174,27 +190,27 @@ def encode(group: Group) -> dict[str, Any]:
     }
 
 
-def decode(told: dict[str, Any]) -> Group:
+def decode(data: dict[str, Any]) -> Group:
     """The inverse."""
-    return Group(**told | {"episodes": tuple(_decode_episode(one) for one in told["episodes"])})
+    return Group(**data | {"episodes": tuple(_decode_episode(one) for one in data["episodes"])})
 
 
 def _encode_episode(one: Episode) -> dict[str, Any]:
-    told = dict(vars(one))
-    told["rows"] = [
+    data = dict(vars(one))
+    data["rows"] = [
         {name: base64.b64encode(getattr(row, name).astype(dtype).tobytes()).decode() for name, dtype in _DTYPES.items()}
         for row in one.rows
     ]
-    told["turns"] = [dict(vars(turn)) | {"actions": list(turn.actions)} for turn in one.turns]
-    told["failure"] = None if one.failure is None else dict(vars(one.failure))
-    return told
+    data["turns"] = [dict(vars(turn)) | {"actions": list(turn.actions)} for turn in one.turns]
+    data["failure"] = None if one.failure is None else dict(vars(one.failure))
+    return data
 
 
-def _decode_episode(told: dict[str, Any]) -> Episode:
+def _decode_episode(data: dict[str, Any]) -> Episode:
     rows = tuple(
         TokenRow(*(np.frombuffer(base64.b64decode(row[name]), dtype) for name, dtype in _DTYPES.items()))
-        for row in told["rows"]
+        for row in data["rows"]
     )
-    turns = tuple(Turn(**turn | {"actions": tuple(turn["actions"])}) for turn in told["turns"])
-    failure = None if told["failure"] is None else Failure(**told["failure"])
-    return Episode(**told | {"rows": rows, "turns": turns, "failure": failure})
+    turns = tuple(Turn(**turn | {"actions": tuple(turn["actions"])}) for turn in data["turns"])
+    failure = None if data["failure"] is None else Failure(**data["failure"])
+    return Episode(**data | {"rows": rows, "turns": turns, "failure": failure})

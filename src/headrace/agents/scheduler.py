@@ -1,32 +1,86 @@
-"""Which group is played next, by whom, and what becomes of the groups of a worker that is gone. Pure.
+"""Which group is played next, by which worker, and what becomes of each: every number comes back exactly once. Pure.
 
-    rounds ──> waiting ──next(worker)──> running ──finished──> ready ──handed_over──> gone
-                  ^                         └──lost(worker)── once more, or given up: emitted as failed
+    Numbers, over all calls: ──take──> out ──returned──> done       broken off: taken first next time
+    Scheduler, of one call:  rounds ──> waiting ──next(worker)──> running ──finished──> ready ──handed_over──> ledger
+                                           ^                         └──lost(worker)── once more, or given up: failed
 
 The longest expected group goes first, so that a slow one does not leave the others idle at the end; what a tag takes is
 learned from the groups that came back. An endless stream has rounds: the next one begins when the last of this one has
-been given out, not when it has come back. With a learner, a group starts only if the pace allows it: the same
-arithmetic as for slabs, (max_lag + version + 1) * groups_per_update. Every ticket leaves exactly once.
+been given out, not when it has come back. With a learner, a group starts only if the pace allows it.
+
+The ledger counts groups: one that starts is produced; handed over, it is consumed, rejected (late) or discarded
+(failed, by the boundary). So the groups that the learner accepted are those that the ledger says were consumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 from headrace.agents.plan import Ticket
+from headrace.agents.records import COMPLETED, LATE, Group
+from headrace.memory.ledger import Ledger
+from headrace.pace import Pace
+
+BROKEN_OFF = "broken off"
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How far groups may run ahead of a learner."""
+def settle(ledger: Ledger, group: Group) -> None:
+    """A group that was produced has come to its reader."""
+    if group.status == COMPLETED:
+        ledger.consume(1)
+    elif group.status == LATE:
+        ledger.reject(1)
+    else:
+        ledger.discard(1, group.failures[0].boundary)
 
-    max_lag: int
-    groups_per_update: int
 
-    def room(self, version: int, taken: int) -> int:
-        """How many more groups may start, beside those accepted or on their way."""
-        return (self.max_lag + version + 1) * self.groups_per_update - taken
+class Numbers:
+    """Which group numbers were taken: none is skipped, none comes twice."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._out: set[int] = set()
+        self._left: list[int] = []  # did not come back: taken first
+        self._early: set[int] = set()  # came from the log before it was their turn
+
+    def take(self, count: int) -> list[int]:
+        """First what was left unfinished, then new ones."""
+        numbers, self._left = self._left[:count], self._left[count:]
+        while len(numbers) < count:
+            if self._next not in self._early:
+                numbers.append(self._next)
+            self._next += 1
+        self._out |= {*numbers}
+        return numbers
+
+    def take_known(self, known: Iterable[int]) -> list[int]:
+        """Those of `known` that have not come back yet: an endless stream gives them first."""
+        left = {*self._left}
+        numbers = sorted(one for one in known if one in left or (one >= self._next and one not in self._early))
+        self._early |= {*numbers}
+        self._left = sorted(left - {*numbers})
+        self._out |= {*numbers}
+        return numbers
+
+    def returned(self, number: int) -> None:
+        """It has come back."""
+        self._out.discard(number)
+
+    def state(self) -> dict[str, Any]:
+        """As JSON; what is out counts as not come back."""
+        return {"next": self._next, "left": sorted({*self._out, *self._left}), "early": sorted(self._early)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._next, self._left = state["next"], list(state["left"])
+        self._early, self._out = {*state["early"]}, set()
+
+    def break_off(self) -> None:
+        """What is out will not come back: it is taken first next time, so nothing is skipped."""
+        self._left = sorted({*self._out, *self._left})
+        self._out = set()
 
 
 class Scheduler:
@@ -36,19 +90,20 @@ class Scheduler:
         self,
         tickets: list[Ticket],
         attempts: int,
+        ledger: Ledger | None = None,
         pace: Pace | None = None,
-        accepted: int = 0,
         rounds: Iterator[list[Ticket]] | None = None,
         most_out: int = 1 << 30,
     ) -> None:
         self._waiting = list(tickets)
         self._running: dict[int, tuple[int, Ticket]] = {}  # number -> worker, ticket
-        self._ready: set[int] = set()  # came back, and nobody has taken them yet
+        self._ready: set[int] = set()  # came back, or was given up, and is not handed over yet
+        self._produced: set[int] = set()  # started, and not settled in the ledger
         self._attempts = attempts
+        self._ledger = ledger or Ledger()
         self._pace = pace
         self._rounds, self._most_out = rounds, most_out
         self._seconds: dict[str, float] = {}  # per group of a tag, a running mean
-        self.accepted = accepted
 
     @property
     def is_done(self) -> bool:
@@ -57,13 +112,18 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Groups that nobody plays yet."""
+        """Groups that no worker plays yet."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
         """Groups in play."""
         return len(self._running)
+
+    @property
+    def accepted(self) -> int:
+        """Groups that the learner can use, since the beginning of the run."""
+        return self._ledger.consumed
 
     def is_held(self, version: int) -> bool:
         """Whether nothing happens before the learner has moved on: nothing is out, and nothing may start."""
@@ -88,10 +148,11 @@ class Scheduler:
         )
         ticket = self._waiting.pop(place)
         self._running[ticket.number] = (worker, ticket)
+        self._produce(ticket.number)
         return ticket
 
     def finished(self, number: int, seconds: float) -> bool:
-        """A group came back; False if it was not out (its worker had been given up): then nobody emits it."""
+        """A group came back; False if it was not out (its worker had been given up): then it is not emitted."""
         if number not in self._running:
             return False
         _, ticket = self._running.pop(number)
@@ -100,15 +161,17 @@ class Scheduler:
         self._ready.add(number)
         return True
 
-    def handed_over(self, number: int, is_accepted: bool) -> None:
-        """Somebody has taken it; one that failed or came too late makes room for another."""
-        self._ready.discard(number)
-        self.accepted += is_accepted
+    def handed_over(self, group: Group) -> None:
+        """The reader has taken it; one that failed or came too late makes room for another."""
+        self._produce(group.number)  # given up before it was ever played: it is accounted for all the same
+        self._produced.discard(group.number)
+        self._ready.discard(group.number)
+        settle(self._ledger, group)
 
     def lost(self, worker: int, is_blamed: bool = True) -> list[Ticket]:
         """A worker is gone: its groups are played again, from the start; returns those given up.
 
-        `is_blamed` says that one of its groups may have killed it; else it went down with somebody else's pool.
+        `is_blamed` says that one of its groups may have killed it; else another's death took it along.
         """
         given_up = []
         for ticket in self.running_of(worker):
@@ -119,10 +182,11 @@ class Scheduler:
                 self._waiting.append(replace(ticket, attempt=ticket.attempt + 1))
             else:
                 given_up.append(ticket)
+                self._ready.add(ticket.number)
         return given_up
 
     def take_back(self) -> None:
-        """Nobody plays any more: what was running waits again, for another way to play it."""
+        """No worker plays any more: what was running waits again, for another way to play it."""
         self._waiting += [ticket for _, ticket in self._running.values()]
         self._running = {}
 
@@ -132,19 +196,18 @@ class Scheduler:
         self._waiting, self._running, self._rounds = [], {}, None
         return left
 
+    def close(self) -> None:
+        """The call is over: what started and was not handed over is discarded, and the ledger balances."""
+        if self._produced:
+            self._ledger.discard(len(self._produced), BROKEN_OFF)
+            self._produced.clear()
+        self._ledger.check()
+
+    def _produce(self, number: int) -> None:
+        if number not in self._produced:
+            self._produced.add(number)
+            self._ledger.produce(1)
+
     def _has_no_room(self, version: int) -> bool:
         taken = self.accepted + len(self._running) + len(self._ready)
         return self._pace is not None and self._pace.room(version, taken) <= 0
-
-
-def suggested_workers(active: int, least: int, most: int, engine_idle: float, num_waiting: int) -> int:
-    """How many workers should get groups, from what was measured since the last look.
-
-    An engine that waits for requests wants more of them; one that never waits gets no faster from more workers, and
-    fewer leave it more of the machine.
-    """
-    if num_waiting and engine_idle > 0.25:
-        return min(most, active + 1)
-    if engine_idle < 0.02:
-        return max(least, active - 1)
-    return min(most, max(least, active))

@@ -5,7 +5,8 @@
     act() -> Request       in a thread that may hang      actions taken, next question, or None: it is over
     close()                in a thread that may hang      the environment closed, or given back to the pool
 
-Does not know who drives it, or what waits for what.
+The seats of one group stand at a table, which becomes the group's record. Does not know who drives it, or what waits
+for what.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -22,9 +24,9 @@ from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.environments.text_env import Step, TextEnv, TextEnvSpec, checked_observation, checked_step
 from headrace.agents.episode import Play
-from headrace.agents.failures import EpisodeError
+from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
-from headrace.agents.records import ENV, TIMEOUT, Episode, Failure
+from headrace.agents.records import ENV, FAILED, TIMEOUT, Episode, EpisodeError, Failure, Group
 from headrace.clock import now_s
 
 T = TypeVar("T")
@@ -53,7 +55,7 @@ class EnvPool:
         return spec.build()
 
     def give(self, tag: str, env: TextEnv, is_sound: bool) -> None:
-        """Keep it for the next episode, or close it: after a failure nobody knows what state it is in."""
+        """Keep it for the next episode, or close it: after a failure its state is unknown."""
         if is_sound and tag in self._reusable:
             with self._lock:
                 self._free.setdefault(tag, []).append(env)
@@ -99,9 +101,9 @@ class Seat:
             "could not be built", lambda: self._pool.take(self._plan.spec_of(self.ticket.tag))
         )
         observation = self._guard("raised in reset", lambda: checked_observation(env.reset(self.ticket.seed)))
-        told = self._guard("could not say what it is about", lambda: (env.instructions, env.actions))
+        task = self._guard("could not say what it is about", lambda: (env.instructions, env.actions))
         with self._owned():
-            self._play = self._new_play(*told)
+            self._play = self._new_play(*task)
             return self._play.begin(observation)
 
     def answered(self, completion: Completion, engine_s: float) -> None:
@@ -126,7 +128,7 @@ class Seat:
             self._guard("raised in close", lambda: self._pool.give(self.ticket.tag, env, self._is_sound))
 
     def abandoned(self) -> Seat:
-        """The same attempt without its environment, which is still in somebody's hands. They add nothing to it."""
+        """The same attempt without its environment, which a thread is stuck in: that adds nothing to it."""
         with self._lock:
             self._is_abandoned, self._is_sound = True, False
             twin = copy.copy(self)
@@ -140,7 +142,7 @@ class Seat:
 
     @contextmanager
     def _owned(self) -> Iterator[None]:
-        """Whoever comes back from an environment after it was given up may not touch what happened."""
+        """A thread that comes back from an environment after it was given up may not touch what happened."""
         with self._lock:
             if self._is_abandoned:
                 raise EpisodeError(TIMEOUT, f"{self.ticket.tag} came back after it had been given up")
@@ -169,6 +171,53 @@ class Seat:
         plan, ticket = self._plan, self.ticket
         seed_of_turn = partial(plan.sampling_seed, ticket.number, self.member)
         return Play(
-            ticket.member(self.member), plan.rules_of(ticket.tag), self._codec, seed_of_turn, instructions, known,
+            ticket, self.member, plan.rules_of(ticket.tag), self._codec, seed_of_turn, instructions, known,
             self._is_text_only, self.attempt,
         )  # fmt: skip
+
+
+@dataclass
+class Table:
+    """One group in play."""
+
+    ticket: Ticket
+    started_s: float
+    episodes: dict[int, Episode] = field(default_factory=dict)  # by member
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every member has come in, returned or failed."""
+        return len(self.episodes) == self.ticket.group_size
+
+    def group(self, worker: int) -> Group:
+        """The group as it is emitted."""
+        ticket = self.ticket
+        episodes = tuple(self.episodes[member] for member in range(ticket.group_size))
+        return Group(ticket.number, ticket.tag, ticket.seed, episodes, worker, now_s() - self.started_s)
+
+
+def failed_group(ticket: Ticket, failure: Failure, worker: int = 0) -> Group:
+    """A group of which nothing came back: every member failed for the same reason."""
+    episodes = tuple(
+        Episode(ticket.number, member, ticket.tag, ticket.seed, FAILED, (), (), {}, failure, ticket.attempt)
+        for member in range(ticket.group_size)
+    )
+    return Group(ticket.number, ticket.tag, ticket.seed, episodes, worker)
+
+
+def as_failure(error: BaseException) -> EpisodeError:
+    """What a call raised, by its boundary; what was not foreseen is the environment's, whose thread it was."""
+    return error if isinstance(error, EpisodeError) else EpisodeError(ENV, f"{type(error).__name__}: {error}")
+
+
+def too_slow(seat: Seat, limits: Limits) -> EpisodeError:
+    """An environment's call did not come back."""
+    ticket = seat.ticket
+    return EpisodeError(
+        TIMEOUT, f"{ticket.tag}, seed {ticket.seed}: the environment did not come back within {limits.env_s:g} s"
+    )
+
+
+def report_close(seat: Seat, what: str) -> None:
+    """What close() does is not worth an episode, which is over either way: it is logged."""
+    logger.warning("closing %s, group %d: %s", seat.ticket.tag, seat.ticket.number, what)

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from headrace.agents.codec import describe
 from headrace.agents.engines.protocol import Completion, Engine, Request
-from headrace.agents.failures import EpisodeError
+from headrace.agents.records import EpisodeError
 from headrace.errors import HeadraceError, UsageError
 
 MODEL = "headrace"
@@ -96,7 +96,7 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
         if fault == "slow":
             await asyncio.sleep(bad.slow_s)
         try:
-            request, told = _request(json.loads(await http.body()), engine, is_chat)
+            request, asked = _request(json.loads(await http.body()), engine, is_chat)
         except (ValueError, TypeError, KeyError) as error:
             return problem(400, f"{type(error).__name__}: {error}")
         try:
@@ -105,7 +105,7 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
             return problem(500, str(failure))
         if fault == "garbage":
             return JSONResponse({"choices": [{"tokens": "nonsense"}]})
-        body = _body(request, completion, told, is_chat, fault == "wrong_logprobs")
+        body = _body(request, completion, asked, is_chat, fault == "wrong_logprobs")
         if fault == "drop":
             return StreamingResponse(_torn(json.dumps(body).encode()), media_type="application/json")
         return JSONResponse(body)
@@ -122,7 +122,7 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
 
 
 class RunningServer:
-    """A server in a thread of this process, for tests and for whoever has the engine here anyway."""
+    """A server in a thread of this process, for tests, and where the engine is here anyway."""
 
     def __init__(
         self, engine: Engine, host: str = "127.0.0.1", port: int = 0, faults: Faults | None = None, token: str = ""
@@ -167,39 +167,39 @@ def require_safe(host: str, token: str) -> None:
         raise UsageError(f"host {host}: expected a loopback address, or a token that clients have to know")
 
 
-def _request(told: dict[str, Any], engine: Engine, is_chat: bool) -> tuple[Request, dict[str, Any]]:
-    if not isinstance(told, dict):
+def _request(asked: dict[str, Any], engine: Engine, is_chat: bool) -> tuple[Request, dict[str, Any]]:
+    if not isinstance(asked, dict):
         raise ValueError("expected a JSON object")
     codec = engine.codec
     if is_chat:
-        ids = codec.encode(codec.render(told["messages"], is_asking=True))
+        ids = codec.encode(codec.render(asked["messages"], is_asking=True))
     else:
-        prompt = told["prompt"]
+        prompt = asked["prompt"]
         ids = codec.encode(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
     if not ids or min(ids) < 0 or max(ids) >= codec.vocabulary:
         raise ValueError(f"prompt: expected token ids from 0 to {codec.vocabulary - 1}, at least one")
-    seed = told.get("seed")
+    seed = asked.get("seed")
     seed = random.getrandbits(63) if seed is None else int(seed)
-    max_tokens = int(told.get("max_tokens") or told.get("max_completion_tokens") or 16)
-    temperature = told.get("temperature")
+    max_tokens = int(asked.get("max_tokens") or asked.get("max_completion_tokens") or 16)
+    temperature = asked.get("temperature")
     return (
         Request(0, 0, 0, ids, max_tokens, seed, 1.0 if temperature is None else float(temperature)),
-        told,
+        asked,
     )
 
 
 def _body(
-    request: Request, completion: Completion, told: dict[str, Any], is_chat: bool, is_short: bool
+    request: Request, completion: Completion, asked: dict[str, Any], is_chat: bool, is_short: bool
 ) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "finish_reason": completion.finish}
     if is_chat:
         choice["message"] = {"role": "assistant", "content": completion.text}
     else:
         choice["text"] = completion.text
-        if told.get("logprobs") is not None:
+        if asked.get("logprobs") is not None:
             log_probs = list(completion.log_probs)[: -1 if is_short else None]
             choice["logprobs"] = {"token_logprobs": log_probs, "tokens": [f"token_id:{one}" for one in completion.ids]}
-    if told.get("return_token_ids"):
+    if asked.get("return_token_ids"):
         choice["token_ids"] = list(completion.ids)
         choice["prompt_token_ids"] = list(request.ids)
     return {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.agents.codec import ByteCodec, Codec, described
 from headrace.agents.exports.parquet import read_codec, read_parquet
-from headrace.agents.journal import read_groups
+from headrace.agents.group_log import read_groups
 from headrace.agents.records import Episode, Group
 from headrace.errors import UsageError
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular, require_no_links
@@ -42,8 +42,8 @@ def codec_of(path: Path) -> Codec | None:
     folder = path if path.is_dir() else path.parent
     if path.suffix == ".parquet":
         return read_codec(path)
-    told = folder / "codec.json"
-    return described(parse_object(read_regular(told, MAX_JSON_BYTES))) if told.exists() else None
+    file = folder / "codec.json"
+    return described(parse_object(read_regular(file, MAX_JSON_BYTES))) if file.exists() else None
 
 
 def listing(groups: Sequence[Group]) -> str:
@@ -90,8 +90,8 @@ def conversation(one: Episode, codec: Codec | None = None, has_colour: bool = Tr
             _append_tokens(text, one, index, codec, has_colour)
         else:
             text.append(turn.answer if has_colour else f"⟦{turn.answer}⟧", "green")
-        told = " · ".join(turn.actions) if turn.is_valid else "not valid, nothing was done"
-        text.append(f"\n-> {told}\n", "bold" if turn.is_valid else "bold red")
+        done = " · ".join(turn.actions) if turn.is_valid else "not valid, nothing was done"
+        text.append(f"\n-> {done}\n", "bold" if turn.is_valid else "bold red")
     return text
 
 

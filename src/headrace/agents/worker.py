@@ -16,16 +16,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from headrace.agents.bridge import Bridge
-from headrace.agents.callers import Callers
+from headrace.agents.callers import Bridge, Callers
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, Request
-from headrace.agents.failures import EpisodeError
 from headrace.agents.limits import END_S, Limits
 from headrace.agents.plan import GroupPlan, Ticket
-from headrace.agents.records import ENGINE, TIMEOUT, Episode, Group
-from headrace.agents.seat import EnvPool, Seat
-from headrace.agents.table import Table, as_failure, told_close, too_slow
+from headrace.agents.records import ENGINE, TIMEOUT, Episode, EpisodeError, Group
+from headrace.agents.seat import EnvPool, Seat, Table, as_failure, report_close, too_slow
 from headrace.clock import now_s
 
 T = TypeVar("T")
@@ -50,9 +47,12 @@ class Port(Protocol):
     def beat(self, waits: list[tuple[str, float]]) -> None:
         """A sign of life: what is waited for, and since when (seconds ago), longest first."""
 
+    def close(self) -> None:
+        """Say goodbye."""
+
 
 @dataclass(frozen=True)
-class WorkerPlan:
+class WorkerBrief:
     """What a worker needs to know; it travels to processes."""
 
     plan: GroupPlan
@@ -66,9 +66,9 @@ class WorkerPlan:
 class Worker:
     """One worker."""
 
-    def __init__(self, index: int, plan: WorkerPlan, port: Port) -> None:
-        self._index, self._plan, self._port = index, plan, port
-        self._pool = EnvPool(plan.reusable)
+    def __init__(self, index: int, brief: WorkerBrief, port: Port) -> None:
+        self._index, self._brief, self._port = index, brief, port
+        self._pool = EnvPool(brief.reusable)
         self._callers = Callers()
         self._bridge = Bridge()
         self._live = 0  # episodes
@@ -78,12 +78,12 @@ class Worker:
 
     async def run(self) -> None:
         """Play until there are no more groups."""
-        group_size = self._plan.plan.group_size
+        group_size = self._brief.plan.group_size
         beating = asyncio.create_task(self._beat())
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
-                    while self._live and self._live + group_size > self._plan.most_live:
+                    while self._live and self._live + group_size > self._brief.most_live:
                         self._has_room.clear()
                         await self._has_room.wait()
                     ticket = await self._port.pull()
@@ -95,7 +95,7 @@ class Worker:
             beating.cancel()
             self._flush()
             self._callers.submit(self._pool.close)
-            self._callers.close(min(self._plan.limits.env_s, END_S))
+            self._callers.close(min(self._brief.limits.env_s, END_S))
 
     async def _group(self, ticket: Ticket) -> None:
         table = Table(ticket, now_s())
@@ -111,10 +111,10 @@ class Worker:
             self._has_room.set()
 
     async def _episode(self, ticket: Ticket, member: int) -> Episode:
-        plan, attempt = self._plan, 0
+        brief, attempt = self._brief, 0
         while True:
             attempt += 1
-            seat = Seat(plan.plan, ticket, member, plan.codec, plan.is_text_only, self._pool, attempt)
+            seat = Seat(brief.plan, ticket, member, brief.codec, brief.is_text_only, self._pool, attempt)
             try:
                 request = await self._call(seat, seat.open)
                 while request is not None:
@@ -137,12 +137,12 @@ class Worker:
             finally:
                 self._waits.pop(seat, None)
             await self._close(seat)
-            if attempt >= plan.limits.attempts:
+            if attempt >= brief.limits.attempts:
                 return seat.record()
 
     async def _call(self, seat: Seat, move: Callable[[], Request | None]) -> Request | None:
         """An environment's call in a thread; one that does not come back is given up."""
-        limits = self._plan.limits
+        limits = self._brief.limits
         self._waits[seat] = (f"the environment {seat.ticket.tag}", now_s())
         future = self._submit(move)
         try:
@@ -176,8 +176,8 @@ class Worker:
             self._callers.submit_all(calls)
 
     async def _result(self, future: Future[T]) -> T:
-        """Of an environment's call; TimeoutError if it takes too long from when it was begun: queues are our matter."""
-        limit_s = left_s = self._plan.limits.env_s
+        """Of an environment's call; TimeoutError if it takes too long from when it was begun, queues aside."""
+        limit_s = left_s = self._brief.limits.env_s
         while True:
             try:
                 return await self._bridge.result(future, left_s)
@@ -191,21 +191,21 @@ class Worker:
 
     async def _close(self, seat: Seat) -> None:
         """In a thread, too; one that does not come back is left behind."""
-        limits = self._plan.limits
+        limits = self._brief.limits
         self._waits[seat] = (f"the environment {seat.ticket.tag} to close", now_s())
         future = self._submit(seat.close)
         try:
             await self._result(future)
         except TimeoutError:
             self._callers.give_up(future, lambda: None)
-            told_close(seat, f"it did not come back from close within {limits.env_s:g} s and is left behind")
+            report_close(seat, f"it did not come back from close within {limits.env_s:g} s and is left behind")
         except (Exception, SystemExit) as error:
-            told_close(seat, str(error))
+            report_close(seat, str(error))
         finally:
             self._waits.pop(seat, None)
 
     async def _answer(self, seat: Seat, request: Request) -> Completion:
-        limits = self._plan.limits
+        limits = self._brief.limits
         self._waits[seat] = (_ENGINE, now_s())
         try:
             return await self._port.generate(request, limits.engine_s)
@@ -225,6 +225,15 @@ class Worker:
             ]
             self._port.beat(sorted(waits, key=lambda one: -one[1])[:5])
             await asyncio.sleep(_BEAT_S)
+
+
+async def work(index: int, brief: WorkerBrief, open_port: Callable[[], Port]) -> None:
+    """A worker's life in this event loop, from the opening of its port to the closing."""
+    port = open_port()
+    try:
+        await Worker(index, brief, port).run()
+    finally:
+        port.close()
 
 
 class _Hung(Exception):  # noqa: N818 - a way out of nested calls, never seen outside

@@ -44,12 +44,13 @@ class OtherModel(Model):
                 close = difflib.get_close_matches(name, own | where, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"expected some of {', '.join(sorted(own | where))}"
                 raise UsageError(f"unknown option {name}: {hint}")
+        places = {name: value for name, value in options.items() if name in where}
         config = RunConfig(
             env=env_spec(env, env_kwargs, wrappers, action_repeat),
             seed=drawn_seed(seed),
             policy=policy_config(policy, policy_kwargs),
             algorithm=self.config(**{name: value for name, value in options.items() if name in own}),
-            topology=place(**{"n_steps": 32} | {name: value for name, value in options.items() if name in where}),
+            topology=place(**{"n_steps": self.config.default_n_steps} | places),
         )
         self._set_up(config, own_module(policy))
         self._verbose = verbose

@@ -53,8 +53,8 @@ def translate(argv: list[str]) -> list[str]:
 
 
 def value_of(name: str, argv: list[str]) -> str | None:
-    """What an option was given as, before anything is parsed."""
-    for position, argument in enumerate(argv):
+    """What an option was given as, before anything is parsed; if more than once, the last one counts."""
+    for position, argument in reversed(list(enumerate(argv))):
         if argument == name and position + 1 < len(argv):
             return argv[position + 1]
         if argument.startswith(f"{name}="):

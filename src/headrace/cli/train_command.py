@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass, field, make_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,6 +76,11 @@ def _options_for(name: str) -> type[TrainOptions]:
     changed = [
         ("algorithm", str, field(default=name)),
         ("learning", Annotated[config, tyro.conf.OmitArgPrefixes], field(default_factory=config)),
+        (
+            "topology",
+            tyro.conf.OmitArgPrefixes[TopologyConfig],
+            field(default_factory=partial(TopologyConfig, n_steps=config.default_n_steps)),
+        ),
     ]
     made: Any = make_dataclass("TrainOptions", changed, bases=(TrainOptions,), frozen=True)
     made.__doc__ = f"{TrainOptions.__doc__} Options of --algorithm {name}."
@@ -141,7 +147,7 @@ def _resume(argv: list[str]) -> int:
     saved, home = decode(snapshot.state["config"]), _home(found)
     options = _parse(argv, _options(saved, _saved_session(home)))
     admit(snapshot, trust=options.trust, named=_spec(_typed(argv, options)))
-    _require_same(saved, _run_config(options))
+    _require_same(saved, _run_config(options), options.algorithm)
     _require_consent(argv, options, _spec(_typed(argv, options)))  # of --config; the environment is the run's
     find_own_modules(saved.env.encode())
     with Model.from_snapshot(snapshot, topology=options.topology, trust=True) as model:  # consent was asked for above
@@ -212,8 +218,8 @@ def _options(config: RunConfig, session: SessionConfig) -> TrainOptions:
     )
 
 
-def _require_same(saved: RunConfig, asked: RunConfig) -> None:
-    was, now = flat(encode(saved)), flat(encode(asked))
+def _require_same(saved: RunConfig, asked: RunConfig, algorithm: str) -> None:
+    was, now = flat(encode(saved)), flat(encode(asked)) | {"algorithm": algorithm}
     for name, value in was.items():
         if now[name] != value and name not in _PLACES:
             raise UsageError(

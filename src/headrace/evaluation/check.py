@@ -136,7 +136,7 @@ def _alone(spec: EnvSpec, seed: int, steps: dict[int, int]) -> dict[int, Trace]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "trace.npz"
         done = subprocess.run(
-            [sys.executable, "-m", "headrace.evaluation.trace", str(out)],
+            [sys.executable, "-P", "-m", "headrace.evaluation.trace", str(out)],
             input=cloudpickle.dumps((spec, seed, steps)),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # the user's modules, wherever we found them
             capture_output=True,

@@ -1,7 +1,7 @@
 """The algorithms' options, PPO's with SB3's names, meanings and defaults. Imports no torch: the command line reads it.
 
-An algorithm's config has a `name`, says whether it takes rollouts that are older than max_lag (`admits_late`), and how
-to time it on a small batch (`quick`).
+An algorithm's config has a `name`, says how long its rollouts are if nothing else is said (`default_n_steps`), whether
+it takes rollouts that are older than max_lag (`admits_late`), and how to time it on a small batch (`quick`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class PpoConfig:
     """PPO. A schedule is a number, or lin_X for X falling linearly to 0 (in Python also a function)."""
 
     name: ClassVar[str] = "ppo"
+    default_n_steps: ClassVar[int] = 2048
 
     learning_rate: float | str = 3e-4
     """Adam's step size; a schedule."""
@@ -96,6 +97,7 @@ class ImpalaConfig:
     """Actor-critic with V-trace (IMPALA's loss): one pass over each batch, late rows corrected."""
 
     name: ClassVar[str] = "impala"
+    default_n_steps: ClassVar[int] = 32
 
     learning_rate: float | str = 1e-3
     """Adam's step size; a schedule."""

@@ -79,10 +79,11 @@ class Impala:
         columns = (batch.action, now.log_prob, now.value, advantage, returns, np.ones_like(advantage))
         rows = Rows(flat_rows(batch.leaves, n), *(torch.from_numpy(a.reshape(n, *a.shape[2:])) for a in columns))
         self._flat.module.train()
-        frozen = self._flat.attach_gradients()
+        frozen = self._flat.frozen()
         terms, norms = [], []
         for indices in minibatches(valid_rows(batch), config.batch_size, 1, shuffling(self._seed, moment.update)):
             picked = rows.pick(torch.from_numpy(indices))
+            self._flat.attach_gradients(self._flat.gradient)
             self._flat.gradient.zero_()
             seen = self._policy.evaluate(picked.obs, picked.action)
             policy_loss = -(picked.advantage * seen.log_prob).mean()

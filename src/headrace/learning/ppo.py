@@ -112,7 +112,7 @@ class Ppo:
         seen: list[Terms] = []
         norms: list[float] = []
         self._flat.module.train()
-        frozen = self._flat.attach_gradients()
+        frozen = self._flat.frozen()
         for indices in minibatches(valid, config.batch_size, config.n_epochs, generator):
             minibatch = self._gradients.minibatch(rows, torch.from_numpy(indices), coefficients)
             terms = self._gradients(minibatch, 0, len(indices), self._flat.gradient)

@@ -51,11 +51,15 @@ class Ledger:
 
     def check(self) -> None:
         """Raise if a step is unaccounted for. Call it between updates, when no batch is in hand."""
-        settled = self.consumed + self.rejected + sum(self.discarded.values())
-        if self.produced != settled:
+        if self.produced != self.settled:
             raise LedgerError(
-                f"the ledger does not balance: produced {self.produced}, accounted for {settled}: {self.encode()}"
+                f"the ledger does not balance: produced {self.produced}, accounted for {self.settled}: {self.encode()}"
             )
+
+    @property
+    def settled(self) -> int:
+        """Steps whose fate is known."""
+        return self.consumed + self.rejected + sum(self.discarded.values())
 
     @property
     def sequences(self) -> list[int]:

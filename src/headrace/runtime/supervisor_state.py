@@ -102,6 +102,8 @@ class Limits:
     """Deaths of one worker in a row without a finished piece of work."""
     first_starts: int = 1
     """Attempts to bring a worker up for the first time."""
+    needs_all: bool = True
+    """Whether every worker has to come up once. False: one is enough to begin, the others are started again."""
     restarts: int | None = None
     """Workers started again, in all."""
     start_s: float | None = None
@@ -192,7 +194,8 @@ class SupervisorState:
     def _died(self, event: Died) -> Sequence[Instruction]:
         worker, limits = self._workers[event.worker], self._limits
         worker.fruitless += 1
-        if not worker.has_been_ready and worker.fruitless >= limits.first_starts:
+        is_needed = not worker.has_been_ready and (limits.needs_all or not self.has_begun)
+        if is_needed and worker.fruitless >= limits.first_starts:
             return self._give_up(event.worker, f"worker {event.worker} died before it was ready: {event.how}")
         if limits.fruitless is not None and worker.fruitless > limits.fruitless:
             return self._give_up(

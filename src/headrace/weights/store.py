@@ -11,8 +11,6 @@ Does not know modules' insides or processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -51,12 +49,12 @@ class WeightStore:
         """The latest version; -1 before the first."""
         return int(load_acquire(self._words, 0))
 
-    def publish(self, write: Callable[[Tensor], object], version: int) -> None:
-        """Let `write` fill the next vector, then name it."""
+    def publish(self, vector: Tensor, version: int) -> None:
+        """Copy a vector out, then name it."""
         slot = version % self._capacity
         store_release(self._words, 1 + slot, _GONE)
         fence()  # nothing may be seen of the new numbers under the old version
-        write(self._vectors[slot])
+        self._vectors[slot].copy_(vector)
         store_release(self._words, 1 + slot, version)
         store_release(self._words, 0, version)
 
@@ -71,11 +69,11 @@ class WeightStore:
             raise HeadraceError(f"weights of version {version} are gone; kept are {kept}")
         return self._vectors[version % self._capacity]
 
-    def copy_into(self, flat: FlatParameters, version: int) -> bool:
-        """Load a version's weights; False, with `flat` undefined, if the learner has overwritten them by now."""
+    def copy_into(self, vector: Tensor, version: int) -> bool:
+        """Load a version's weights; False, with `vector` undefined, if the learner has overwritten them by now."""
         if not self.holds(version):
             return False
-        flat.load(self._vectors[version % self._capacity])
+        vector.copy_(self._vectors[version % self._capacity])
         fence()  # the numbers were read before the version is looked at again
         return self.holds(version)
 
@@ -91,8 +89,7 @@ class Replica:
         for parameter in flat.module.parameters():
             parameter.requires_grad_(False)
         flat.module.eval()
-        self._flat = flat
-        self.module = flat.module
+        self._vector, self.module = flat.published, flat.module
         self.version: int | None = None
 
     def load(self, store: WeightStore, version: int) -> None:
@@ -105,7 +102,7 @@ class Replica:
         if version == self.version:
             return True
         self.version = None
-        if store.copy_into(self._flat, version):
+        if store.copy_into(self._vector, version):
             self.version = version
         return self.version == version
 
@@ -118,7 +115,7 @@ class Replica:
             if version < 0:
                 raise HeadraceError("no weights were published yet; publish before acting")
             self.version = None
-            if store.copy_into(self._flat, version):
+            if store.copy_into(self._vector, version):
                 self.version = version
                 return version
 

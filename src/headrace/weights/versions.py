@@ -43,7 +43,7 @@ class Weights:
         self._replica = Replica(FlatParameters(copy.deepcopy(flat.module)))
         self._published_s = now_s()
         self.is_present = True  # the module's weights are those of the latest version
-        store.publish(flat.dump, 0)
+        store.publish(flat.published, 0)
 
     @property
     def module(self) -> nn.Module:
@@ -64,7 +64,7 @@ class Weights:
         """The present weights as the next version."""
         self._published_s, self.is_present = now_s(), True
         version = self.version + 1
-        self.store.publish(self.flat.dump, version)
+        self.store.publish(self.flat.published, version)
         return version
 
     def publish_if_due(self, updates: int) -> None:
@@ -96,7 +96,7 @@ class Weights:
         self.is_present = published is None
         if published is not None:
             vector = torch.from_numpy(np.ascontiguousarray(published, np.float32))
-            self.store.publish(lambda out: out.copy_(vector), state["version"])
+            self.store.publish(vector, state["version"])
 
     def load(self, tensors: dict[str, Tensor], version: int | None = None) -> None:
         """Take over parameters and nothing else, as the present version or as a given one."""
@@ -104,7 +104,7 @@ class Weights:
             self.module.load_state_dict(tensors)
         except RuntimeError as error:
             raise CheckpointError(f"the checkpoint's parameters do not fit this policy: {error}") from error
-        self.store.publish(self.flat.dump, self.version if version is None else version)
+        self.store.publish(self.flat.published, self.version if version is None else version)
         self._replica.forget()
 
     def close(self) -> None:

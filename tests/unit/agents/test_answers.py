@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.agents.answers import parse
+from headrace.agents.episode import parse
 
 KNOWN = ("Up", "Down")
 

@@ -12,7 +12,7 @@ import pytest
 from headrace.agents.codec import ByteCodec
 from headrace.agents.engines.batching import Batched, Batching, Hold
 from headrace.agents.engines.protocol import Completion, Request
-from headrace.agents.failures import EpisodeError
+from headrace.agents.records import EpisodeError
 from headrace.errors import UsageError
 
 BOUNDS = Batching(max_batch=8, max_wait_s=0.02)

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from headrace.agents.bridge import Bridge
+from headrace.agents.callers import Bridge
 
 
 def test_answers_of_many_threads_arrive() -> None:

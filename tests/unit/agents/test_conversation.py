@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.agents.codec import CHATML, ByteCodec, Codec, TokenizerCodec
-from headrace.agents.conversation import Conversation
 from headrace.agents.engines.protocol import Completion
 from headrace.agents.engines.tiny import tiny_codec
+from headrace.agents.episode import Conversation
 
 TEXT = ["Say one or two. number 17 <think>abc</think><answer>one || two</answer> Reward: 1"] * 4
 DROPS_THOUGHTS = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")

@@ -9,9 +9,9 @@ import pytest
 from headrace.agents.codec import ByteCodec
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.environments.text_env import Step
-from headrace.agents.episode import EpisodeId, Play, Rules
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import Failure
+from headrace.agents.episode import Play
+from headrace.agents.plan import Rules, Ticket
+from headrace.agents.records import EpisodeError, Failure
 from headrace.errors import UsageError
 
 CODEC = ByteCodec()
@@ -19,7 +19,7 @@ CODEC = ByteCodec()
 
 def play(**rules: Any) -> Play:
     said: dict[str, Any] = {"max_context": 100_000, **rules}
-    return Play(EpisodeId(4, 1, "tag", 77), Rules(**said), CODEC, lambda turn: 100 + turn, "Task.", ("Up", "Down"))
+    return Play(Ticket(4, "tag", 77, 2), 1, Rules(**said), CODEC, lambda turn: 100 + turn, "Task.", ("Up", "Down"))
 
 
 def say(text: str) -> Completion:
@@ -123,7 +123,7 @@ def test_a_template_that_fails_is_a_parse_failure() -> None:
         def render(self, messages: Any, is_asking: bool) -> str:
             raise ValueError("no such role")
 
-    one = Play(EpisodeId(0, 0, "tag", 0), Rules(), Broken(), lambda turn: 0, "", None)
+    one = Play(Ticket(0, "tag", 0, 1), 0, Rules(), Broken(), lambda turn: 0, "", None)
     with pytest.raises(EpisodeError, match="parse: the chat template failed: ValueError: no such role"):
         one.begin("a")
 

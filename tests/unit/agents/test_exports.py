@@ -17,10 +17,9 @@ from headrace.agents.episode import Rules
 from headrace.agents.exports.parquet import read_parquet, write_parquet
 from headrace.agents.exports.trl import trl_dataset, trl_rollout_func
 from headrace.agents.exports.verl import agent_loop_outputs, ragen_batch, samples
-from headrace.agents.failures import EpisodeError
-from headrace.agents.journal import read_groups
+from headrace.agents.group_log import read_groups
 from headrace.agents.limits import Limits
-from headrace.agents.records import FAILED, Group, decode, encode, fingerprint
+from headrace.agents.records import FAILED, EpisodeError, Group, decode, encode, fingerprint
 from headrace.errors import HeadraceError, UsageError
 from support.agent_envs import Counting, Raising, spec
 

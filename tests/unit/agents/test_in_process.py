@@ -14,7 +14,7 @@ import torch
 from headrace.agents.engines.in_process import InProcessEngine, in_process
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.engines.tiny import taught, tiny_codec, tiny_model
-from headrace.agents.failures import EpisodeError
+from headrace.agents.records import EpisodeError
 from headrace.errors import UsageError
 
 TEXT = ["Say one or two. number 17 <think>abc</think><answer>one || two</answer> Reward: 1"] * 4
@@ -150,7 +150,7 @@ def test_teaching_lowers_the_loss(model: Any) -> None:
 def turns(engine: InProcessEngine, count: int = 3) -> tuple[list[Completion], list[int]]:
     """A conversation that grows by 70 tokens a turn: its answers, and how many reading passes each turn took."""
     ids, answers, passes = list(asked(5, 130).ids), list[Completion](), list[int]()
-    with mock.patch.object(engine, "_forward", wraps=engine._forward) as forward:
+    with mock.patch.object(engine._passes, "forward", wraps=engine._passes.forward) as forward:
         for turn in range(count):
             before = len([call for call in forward.call_args_list if call.kwargs.get("is_reading")])
             (answer,) = engine.generate([Request(5, 0, turn, list(ids), 8, 50 + turn)])
@@ -204,7 +204,7 @@ def test_prompts_that_come_one_by_one_are_read_together(model: Any) -> None:
     engine = in_process(model, CODEC, slots=32, max_context=512)
     try:
         engine.expect(9)
-        with mock.patch.object(engine, "_forward", wraps=engine._forward) as forward:
+        with mock.patch.object(engine._passes, "forward", wraps=engine._passes.forward) as forward:
             speaking = engine.submit(asked(0, 10, 64))
             waiting = [engine.submit(asked(number, 120)) for number in range(1, 9)]
             for one in [speaking, *waiting]:

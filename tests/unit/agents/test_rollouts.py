@@ -19,7 +19,7 @@ from headrace.agents.codec import ByteCodec, TokenizerCodec
 from headrace.agents.engines.batching import Batched
 from headrace.agents.engines.scripted import Latency, scripted
 from headrace.agents.environments.text_env import TextEnvSpec
-from headrace.agents.journal import read_groups
+from headrace.agents.group_log import read_groups
 from headrace.agents.limits import Limits
 from headrace.agents.records import fingerprint
 from headrace.errors import UsageError
@@ -166,13 +166,13 @@ def test_play_is_not_a_matter_of_the_journal(engine: Batched, tmp_path: Path) ->
 
 
 def test_a_run_directory_has_one_writer(engine: Batched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.agents.journal._LOCK_S", 0.2)
+    monkeypatch.setattr("headrace.agents.group_log._LOCK_S", 0.2)
     with made(engine, run_dir=tmp_path) as rollouts:
         with pytest.raises(UsageError, match="another program writes to it"):
             made(engine, run_dir=tmp_path)
         script = textwrap.dedent(f"""
             import headrace as hr
-            from headrace.agents import journal
+            from headrace.agents import group_log as journal
             journal._LOCK_S = 0.2
             try:
                 hr.AgentRollouts(["Bandit"], run_dir={str(tmp_path)!r})

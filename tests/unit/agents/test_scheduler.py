@@ -6,9 +6,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.agents.plan import Ticket
-from headrace.agents.scheduler import Pace, Scheduler, suggested_workers
+from headrace.agents.records import FAILED, WORKER, Episode, Failure, Group
+from headrace.agents.scheduler import Numbers, Scheduler
+from headrace.agents.ways import suggested_workers
+from headrace.memory.ledger import Ledger
+from headrace.pace import Pace
 
 TICKETS = 7
+
+
+def whole(number: int) -> Group:
+    return Group(number, "a", 0, ())
+
+
+def late(number: int) -> Group:
+    return Group(number, "a", 0, (), lag=2, max_lag=1)
+
+
+def failed(number: int) -> Group:
+    return Group(number, "a", 0, (Episode(number, 0, "a", 0, FAILED, (), (), {}, Failure(WORKER, "gone")),))
 
 
 class Groups(RuleBasedStateMachine):
@@ -16,11 +32,15 @@ class Groups(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler([Ticket(number, f"tag{number % 3}", 0, 2) for number in range(TICKETS)], attempts=2)
+        self.ledger = Ledger()
+        tickets = [Ticket(number, f"tag{number % 3}", 0, 2) for number in range(TICKETS)]
+        self.scheduler = Scheduler(tickets, attempts=2, ledger=self.ledger)
         self.held: dict[int, list[Ticket]] = {0: [], 1: [], 2: []}
         self.ready: list[int] = []
+        self.given_up: list[int] = []
         self.left: list[int] = []
         self.losses: dict[int, int] = {}
+        self.started: set[int] = set()
         self.accepted = 0
 
     @rule(worker=st.integers(0, 2))
@@ -29,6 +49,7 @@ class Groups(RuleBasedStateMachine):
         if ticket is not None:
             assert ticket.number not in self.left
             self.held[worker].append(ticket)
+            self.started.add(ticket.number)
 
     @precondition(lambda self: any(self.held.values()))
     @rule(data=st.data())
@@ -39,11 +60,18 @@ class Groups(RuleBasedStateMachine):
         self.ready.append(ticket.number)
 
     @precondition(lambda self: self.ready)
-    @rule(is_accepted=st.booleans())
-    def is_read(self, is_accepted: bool) -> None:
+    @rule(is_late=st.booleans())
+    def is_read(self, is_late: bool) -> None:
         number = self.ready.pop(0)
-        self.scheduler.handed_over(number, is_accepted)
-        self.accepted += is_accepted
+        self.scheduler.handed_over(late(number) if is_late else whole(number))
+        self.accepted += not is_late
+        self.left.append(number)
+
+    @precondition(lambda self: self.given_up)
+    @rule()
+    def is_read_as_failed(self) -> None:
+        number = self.given_up.pop(0)
+        self.scheduler.handed_over(failed(number))
         self.left.append(number)
 
     @rule(worker=st.integers(0, 2))
@@ -55,13 +83,19 @@ class Groups(RuleBasedStateMachine):
         assert sorted(one.number for one in given_up) == sorted(
             one.number for one in held if self.losses[one.number] >= 2
         )
-        self.left += [one.number for one in given_up]
+        self.given_up += [one.number for one in given_up]
 
     @rule()
     def the_way_changes(self) -> None:
         """Workers are given up altogether, and somebody else plays what they had."""
         self.scheduler.take_back()
         self.held = {worker: [] for worker in self.held}
+
+    def teardown(self) -> None:
+        """However a call ends, its ledger balances."""
+        self.scheduler.close()
+        self.ledger.check()
+        assert self.ledger.discarded["broken off"] == len(self.started) - len(self.left)
 
     @rule(number=st.integers(0, TICKETS - 1))
     def a_ghost_returns(self, number: int) -> None:
@@ -72,14 +106,23 @@ class Groups(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:
         out = [ticket.number for held in self.held.values() for ticket in held]
-        left = [*self.left, *self.ready]
+        left = [*self.left, *self.ready, *self.given_up]
         assert len(set(left)) == len(left)
         assert not set(left) & set(out)
         assert len(left) + len(out) + self.scheduler.num_waiting == TICKETS
         assert self.scheduler.num_running == len(out)
         assert self.scheduler.is_done == (len(left) == TICKETS)
-        assert self.scheduler.accepted == self.accepted
-        assert not self.scheduler.is_held(0), "without a pace nobody is waited for"
+        assert self.scheduler.accepted == self.accepted == self.ledger.consumed
+
+    @invariant()
+    def the_ledger_knows_every_group_that_started(self) -> None:
+        settled = self.ledger.consumed + self.ledger.rejected + sum(self.ledger.discarded.values())
+        assert self.ledger.produced == len(self.started)
+        assert settled == len(self.left)
+
+    @invariant()
+    def is_never_held(self) -> None:
+        assert not self.scheduler.is_held(0), "without a pace no learner is waited for"
 
 
 TestGroups = Groups.TestCase
@@ -109,25 +152,25 @@ def test_the_longest_expected_goes_first() -> None:
 
 
 def test_nobody_runs_ahead_of_the_learner() -> None:
-    scheduler = Scheduler([Ticket(number, "a", 0, 1) for number in range(20)], 1, Pace(1, 3))
+    scheduler = Scheduler([Ticket(number, "a", 0, 1) for number in range(20)], 1, pace=Pace(1, 3))
     taken = [scheduler.next(0, 0) for _ in range(10)]
     assert sum(one is not None for one in taken) == 6, "(max_lag 1 + version 0 + 1) * 3"
     assert scheduler.next(0, 1) is not None
 
 
 def test_a_rejected_group_makes_room() -> None:
-    scheduler = Scheduler([Ticket(number, "a", 0, 1) for number in range(20)], 1, Pace(0, 1))
+    scheduler = Scheduler([Ticket(number, "a", 0, 1) for number in range(20)], 1, pace=Pace(0, 1))
     first = scheduler.next(0, 0)
     assert first is not None
     assert scheduler.next(0, 0) is None
     scheduler.finished(first.number, 1.0)
     assert scheduler.next(0, 0) is None, "it may be accepted yet"
-    assert not scheduler.is_held(0), "whoever reads it may make room"
-    scheduler.handed_over(first.number, is_accepted=False)
+    assert not scheduler.is_held(0), "its reader may make room"
+    scheduler.handed_over(late(first.number))
     second = scheduler.next(0, 0)
     assert second is not None
     scheduler.finished(second.number, 1.0)
-    scheduler.handed_over(second.number, is_accepted=True)
+    scheduler.handed_over(whole(second.number))
     assert scheduler.next(0, 0) is None
     assert scheduler.is_held(0)
     assert not scheduler.is_held(1)
@@ -146,12 +189,33 @@ def test_rounds_follow_each_other_without_a_barrier() -> None:
         scheduler.finished(one.number, seconds[one.tag])
     assert scheduler.next(0, 0) is None, "ready, but nobody has read them: a slow reader is not buried"
     for number in range(5):
-        scheduler.handed_over(number, True)
+        scheduler.handed_over(whole(number))
     order = [one.number for _ in range(5) if (one := scheduler.next(0, 0)) is not None]
     assert order == [5, 6, 7, 8, 9]
     assert not scheduler.is_done
     scheduler.abandon()
     assert scheduler.is_done
+
+
+def test_what_was_never_played_is_accounted_for_when_it_is_given_up() -> None:
+    ledger = Ledger()
+    scheduler = Scheduler([Ticket(number, "a", 0, 1) for number in range(3)], 1, ledger)
+    scheduler.next(0, 0)
+    for ticket in scheduler.abandon():
+        scheduler.handed_over(failed(ticket.number))
+    scheduler.close()
+    assert (ledger.produced, dict(ledger.discarded)) == (3, {"worker": 3})
+
+
+def test_numbers_that_did_not_come_back_are_taken_first() -> None:
+    numbers = Numbers()
+    assert numbers.take(4) == [0, 1, 2, 3]
+    numbers.returned(1), numbers.returned(3)
+    numbers.break_off()
+    assert numbers.take_known([2, 5, 1]) == [2, 5], "1 has come back"
+    numbers.returned(2)
+    numbers.break_off()
+    assert numbers.take(4) == [0, 5, 4, 6], "5 was broken off; it is not taken twice"
 
 
 def test_workers_follow_the_engine() -> None:

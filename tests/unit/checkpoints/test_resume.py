@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_refused_by_name(snapshot: Snapshot, changed: dict[
         with pytest.raises(
             SchemaError, match=rf"does not fit this run: {named.replace('(', '[(]').replace(')', '[)]')}"
         ):
-            model.run.restore(snapshot)
+            model.parts.require_fit(snapshot)
         assert model.run.hashes() == before, "nothing of it was taken over"
         model.learn(1)  # and the run is as good as before
 
@@ -91,16 +91,18 @@ def test_the_places_where_actors_run_may_change(snapshot: Snapshot, changed: dic
     with plain(topology="inline") as calm:
         calm.run.restore(snapshot)
         calm.learn(64)
-        wanted, ledger = calm.run.hashes(), calm.run.books.ledger
+        wanted, ledger = calm.run.hashes(), calm.run.totals().ledger
     with plain(**changed) as model:
+        model.parts.require_fit(snapshot)
         model.run.restore(snapshot)
         model.learn(64)
         assert model.run.hashes() == wanted
-        assert (model.num_timesteps, model.run.books.ledger.produced) == (128, ledger.produced)
+        assert (model.num_timesteps, model.run.totals().ledger) == (128, ledger)
 
 
 def test_what_does_fit_is_taken(snapshot: Snapshot) -> None:
     with plain() as model:
+        model.parts.require_fit(snapshot)
         model.run.restore(snapshot)
         assert model.run.hashes() == snapshot.state["hashes"]
         assert model.num_timesteps == 64

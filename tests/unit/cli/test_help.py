@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -58,13 +58,20 @@ def test_version(tmp_path: Path) -> None:
 
 
 def test_help_answers_at_once() -> None:
+    """In seconds of computing, which other programs on the machine do not change; it waits for nothing."""
+
     def took() -> float:
-        began = time.perf_counter()
+        began = computed_by_children()
         subprocess.run([sys.executable, "-m", "headrace", "--help"], check=True, capture_output=True)
-        return time.perf_counter() - began
+        return computed_by_children() - began
 
     times = [took() for _ in range(5)]
     assert statistics.median(times) < HELP_S, f"{times}"
+
+
+def computed_by_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def imported_by(program: str) -> set[str]:

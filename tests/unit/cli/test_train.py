@@ -43,7 +43,8 @@ def test_a_dry_run_says_what_would_run_and_why_and_writes_nothing(tmp_path: Path
     for line in (
         "environment  CartPole-v1 x 2, Box -> Discrete",
         "topology     inline, 1 shard, max_lag 0, inference local",
-        "rollout      4 x 2 = 8 steps, 2 epochs of 2 minibatches",
+        "rollout      4 x 2 = 8 steps",
+        "algorithm    ppo, 2 epochs of minibatches of 4, gradients closed form",
         "seed         7",
     ):
         assert line in outcome.out.splitlines()
@@ -138,7 +139,8 @@ def test_the_result_says_how_it_ended(finished: Path) -> None:
 def test_config_and_versions(finished: Path) -> None:
     config = json.loads((finished / "config.json").read_text())
     assert config["env"] == {"env": STEADY, "kwargs": {}, "wrappers": [], "action_repeat": 1}
-    assert (config["seed"], config["ppo"]["n_steps"], config["topology"]["n_envs"]) == (7, 4, 2)
+    assert (config["seed"], config["topology"]["n_steps"], config["topology"]["n_envs"]) == (7, 4, 2)
+    assert config["algorithm"]["name"] == "ppo"
     assert config["session"]["total_timesteps"] == 64
     versions = json.loads((finished / "versions.json").read_text())
     assert {"python", "headrace", "torch", "numpy", "gymnasium"} <= set(versions)

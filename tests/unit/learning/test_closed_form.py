@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from headrace.errors import UsageError
 from headrace.learning.closed_form import ClosedFormGradients, supports
 from headrace.learning.config import PpoConfig
-from headrace.learning.learner import Learner
-from headrace.learning.ppo import AutogradGradients, Coefficients, Rows, Terms
+from headrace.learning.ppo import Ppo
+from headrace.learning.ppo_loss import AutogradGradients, Coefficients, Gradients, Rows, Terms
 from headrace.policies.config import PolicyConfig
 from headrace.weights.flat import FlatParameters
 from support.bit_envs import ACTIONS
@@ -25,6 +26,11 @@ from support.toy_policies import SubclassedMlp, mlp_policy, own_policy
 
 def both(module: torch.nn.Module) -> tuple[FlatParameters, FlatParameters]:
     return FlatParameters(copy.deepcopy(module)), FlatParameters(copy.deepcopy(module))
+
+
+def whole(gradients: Gradients, rows: Rows, c: Coefficients, flat: FlatParameters) -> Terms:
+    """All rows as one minibatch, into the flat gradient."""
+    return gradients(gradients.minibatch(rows, everyone(rows), c), 0, len(rows.action), flat.gradient)
 
 
 def assert_same_gradients(ours: FlatParameters, autograd: FlatParameters, terms: Terms, want: Terms) -> None:
@@ -73,7 +79,8 @@ def test_gradients_and_terms_are_autograds(
     c = Coefficients(clip_range, clip_range_vf, ent_coef, vf_coef, normalize_advantage)
     for i, count in enumerate(counts):
         rows = random_rows(module, observation, count, seed + i, moved)
-        assert_same_gradients(ours, autograd, closed(rows, everyone(rows), c), reference(rows, everyone(rows), c))
+        terms, want = whole(closed, rows, c, ours), whole(reference, rows, c, autograd)
+        assert_same_gradients(ours, autograd, terms, want)
 
 
 def test_a_wrong_gradient_is_noticed() -> None:
@@ -81,10 +88,7 @@ def test_a_wrong_gradient_is_noticed() -> None:
     module = shaken(mlp_policy(*spaces_named("vector", "box")), 0)
     ours, autograd = both(module)
     rows, c = random_rows(module, "vector", 64, 1), Coefficients(0.2, None, 0.01, 0.5, True)
-    terms, want = (
-        ClosedFormGradients(ours)(rows, everyone(rows), c),
-        AutogradGradients(autograd)(rows, everyone(rows), c),
-    )
+    terms, want = whole(ClosedFormGradients(ours), rows, c, ours), whole(AutogradGradients(autograd), rows, c, autograd)
     assert_same_gradients(ours, autograd, terms, want)
     for name in ours.gradients:
         entry = ours.gradients[name].abs().argmax()
@@ -92,6 +96,26 @@ def test_a_wrong_gradient_is_noticed() -> None:
         with pytest.raises(AssertionError, match=name.replace(".", r"\.")):
             assert_same_gradients(ours, autograd, terms, want)
         ours.gradients[name].view(-1)[entry] /= 1.001
+
+
+@pytest.mark.parametrize("kind", [ClosedFormGradients, AutogradGradients])
+@pytest.mark.parametrize("action", ["discrete", "box"])
+@pytest.mark.parametrize("cuts", [(0, 64), (0, 17, 64), (0, 1, 32, 63, 64)], ids=str)
+def test_shares_of_a_minibatch_add_up(kind: Any, action: str, cuts: tuple[int, ...]) -> None:
+    """In buffers of their own, and in one buffer after the other: the whole minibatch's gradient and terms."""
+    module = shaken(mlp_policy(*spaces_named("vector", action)), 3)
+    ours, want = both(module)
+    rows, c = random_rows(module, "vector", 64, 1), Coefficients(0.2, 0.2, 0.02, 0.5, True)
+    wanted = whole(kind(want), rows, c, want)
+    gradients, total, terms = kind(ours), torch.zeros_like(ours.gradient), []
+    minibatch = gradients.minibatch(rows, everyone(rows), c)
+    for start, stop in pairwise(cuts):
+        out = torch.full_like(ours.gradient, torch.nan)  # whatever lay there is overwritten
+        terms.append(gradients(minibatch, start, stop, out))
+        total += out
+    ours.gradient.copy_(total)
+    *sums, _ = np.sum(terms, axis=0).tolist()
+    assert_same_gradients(ours, want, Terms(*sums, max(one.ratio_error for one in terms)), wanted)
 
 
 @pytest.mark.parametrize(("action", "activation"), [("discrete", "tanh"), ("box", "relu"), ("box_float64", "tanh")])
@@ -104,8 +128,8 @@ def test_a_whole_update_is_autograds(action: str, activation: str) -> None:
     for gradients in ("closed_form", "autograd"):
         flat = FlatParameters(copy.deepcopy(module))
         config = PpoConfig(batch_size=16, n_epochs=4, gradients=gradients, ent_coef=0.01, learning_rate=1e-3)
-        learner = Learner(flat, config, np.random.default_rng)
-        learner.update(batch, learner.targets(batch, 0), 0, 1.0)
+        learner = Ppo(flat, config, seed=7)
+        learner.epochs(batch, learner.targets(batch, 0), 0, 1.0)
         after[gradients] = flat.vector.clone()
     assert not torch.equal(after["autograd"], torch.cat([p.detach().flatten() for p in module.parameters()]))
     assert float((after["closed_form"] - after["autograd"]).abs().max()) < 2e-5
@@ -120,16 +144,16 @@ def test_which_policies_it_takes(action: str) -> None:
     assert not supports(own_policy(*spaces))
 
 
-def learner_for(module: torch.nn.Module, **options: Any) -> Learner:
-    return Learner(FlatParameters(module), PpoConfig(**options), np.random.default_rng)
+def learner_for(module: torch.nn.Module, **options: Any) -> Ppo:
+    return Ppo(FlatParameters(module), PpoConfig(**options), seed=7)
 
 
 def test_auto_takes_it_where_it_can() -> None:
     spaces = spaces_named("vector", "discrete")
-    assert learner_for(mlp_policy(*spaces)).gradients_name == "closed form"
-    assert learner_for(mlp_policy(*spaces), gradients="autograd").gradients_name == "autograd"
+    assert learner_for(mlp_policy(*spaces)).summary.endswith("gradients closed form")
+    assert learner_for(mlp_policy(*spaces), gradients="autograd").summary.endswith("gradients autograd")
     subclass = SubclassedMlp(*spaces, PolicyConfig(), torch.Generator().manual_seed(0))
-    assert learner_for(subclass).gradients_name == "autograd"
+    assert learner_for(subclass).summary.endswith("gradients autograd")
     with pytest.raises(UsageError, match=r"closed_form.*SubclassedMlp; use auto"):
         learner_for(subclass, gradients="closed_form")
 
@@ -138,5 +162,6 @@ def test_rows_are_not_written_to() -> None:
     module = shaken(mlp_policy(*spaces_named("vector", "discrete")), 0)
     rows = random_rows(module, "vector", 64, 1)
     kept = Rows(*(tensor.clone() for tensor in rows))
-    ClosedFormGradients(FlatParameters(module))(rows, everyone(rows), Coefficients(0.2, 0.2, 0.01, 0.5, True))
+    flat = FlatParameters(module)
+    whole(ClosedFormGradients(flat), rows, Coefficients(0.2, 0.2, 0.01, 0.5, True), flat)
     assert all(torch.equal(a, b) for a, b in zip(rows, kept, strict=True))

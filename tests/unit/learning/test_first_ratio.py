@@ -60,19 +60,19 @@ def test_first_ratio_is_one(cell: Cell) -> None:
         seed=5,
     ) as model:
         before = model.run.hashes()
-        errors = [model.run.update(10**6)[0]["headrace/first_ratio_error"] for _ in range(4)]
+        errors = [model.run.update(10**6).record["headrace/first_ratio_error"] for _ in range(4)]
         assert model.run.hashes() != before
-        assert model.run.learner.gradients_name == cell["gradients"].replace("_", " ")
+        assert model.run.algorithm.summary.endswith(f"gradients {cell['gradients'].replace('_', ' ')}")
     assert max(errors) < 1e-5
 
 
 @pytest.mark.parametrize("gradients", ["autograd", "closed_form"])
 def test_old_weights_are_noticed(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Completed with weights other than those that acted, the first ratio is off: the number can fail."""
-    monkeypatch.setattr("headrace.train.Run.policy_of", lambda run, version: first)
+    monkeypatch.setattr("headrace.weights.versions.Weights.acted", lambda weights, version: first)
     with hr.PPO(
         "MlpPolicy", "CartPole-v1", n_envs=4, n_steps=16, seed=1, gradients=gradients, learning_rate=1e-2
     ) as model:
         first = copy.deepcopy(model.policy)
-        assert model.run.update(10**6)[0]["headrace/first_ratio_error"] < 1e-5
-        assert model.run.update(10**6)[0]["headrace/first_ratio_error"] > 1e-3
+        assert model.run.update(10**6).record["headrace/first_ratio_error"] < 1e-5
+        assert model.run.update(10**6).record["headrace/first_ratio_error"] > 1e-3

@@ -19,8 +19,7 @@ from torch import nn
 
 from headrace.learning.batch import Batch, complete
 from headrace.learning.config import PpoConfig
-from headrace.learning.lag import is_too_old, lag, lease_limit, versions_kept
-from headrace.learning.learner import Learner, Targets
+from headrace.learning.ppo import Ppo, Targets, shuffling
 from headrace.policies.networks import MlpPolicy, as_policy
 from headrace.weights.flat import FlatParameters
 from support.oracles import slow_gae
@@ -31,13 +30,10 @@ from support.toy_policies import mlp_policy, own_policy
 Array = npt.NDArray[Any]
 
 OLDEST, OLD, NOW = 3, 4, 5
+SEED = 7
 COMPLETED = ("log_prob", "value", "bootstrap_value", "last_value")
 GRADIENTS = ["autograd", "closed_form"]
 OPTIONS = {"batch_size": 20, "n_epochs": 4, "learning_rate": 2e-3, "gamma": 0.97, "gae_lambda": 0.9, "ent_coef": 0.02}
-
-
-def shuffling(update: int) -> np.random.Generator:
-    return np.random.default_rng([7, update])
 
 
 def three_versions(action: str, apart: float = 0.15) -> dict[int, MlpPolicy]:
@@ -75,9 +71,9 @@ def mixed(modules: dict[int, Any], action: str, seed: int = 5, version: Array | 
     return batch
 
 
-def completed(modules: dict[int, Any], action: str, learner: Learner, version: Array | None = None) -> Batch:
+def completed(modules: dict[int, Any], action: str, learner: Ppo, version: Array | None = None) -> Batch:
     batch = mixed(modules, action, version=version)
-    complete(batch, lambda number: learner.evaluator(modules[number]))
+    complete(batch, lambda number: learner._evaluators.of(modules[number]))
     return batch
 
 
@@ -173,7 +169,7 @@ def slow_update(module: nn.Module, batch: Batch, targets: Targets, config: PpoCo
         torch.from_numpy(array.reshape(n).astype(np.float32)) for array in targets
     )
     adam = torch.optim.Adam(module.parameters(), lr=float(config.learning_rate), eps=1e-5)
-    generator = shuffling(0)
+    generator = shuffling(SEED, 0)
     for _ in range(config.n_epochs):
         order = generator.permutation(np.flatnonzero(batch.valid))
         for start in range(0, len(order), config.batch_size):
@@ -199,10 +195,10 @@ def vector_of(module: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).clone()
 
 
-def learner_of(modules: dict[int, Any], **options: Any) -> tuple[Learner, nn.Module]:
+def learner_of(modules: dict[int, Any], **options: Any) -> tuple[Ppo, nn.Module]:
     """A learner that trains a copy of the present version."""
     module = copy.deepcopy(modules[NOW])
-    return Learner(FlatParameters(module), PpoConfig(**OPTIONS | options), shuffling), module
+    return Ppo(FlatParameters(module), PpoConfig(**OPTIONS | options), SEED), module
 
 
 def assert_update_is_the_slow_one(
@@ -217,7 +213,7 @@ def assert_update_is_the_slow_one(
     batch = completed(modules, action, learner)
     theirs, config = copy.deepcopy(modules[NOW]), PpoConfig(**OPTIONS | options)
     slow_update(theirs, batch, slow_targets(batch, modules, config), config)
-    record = learner.update(batch, tamper(learner.targets(batch, NOW), batch), 0, 1.0)
+    record = learner.epochs(batch, tamper(learner.targets(batch, NOW), batch), 0, 1.0)
     assert record["headrace/first_ratio_error"] < 1e-5, "ratios are to the present policy"
     assert float((vector_of(theirs) - vector_of(modules[NOW])).abs().max()) > 1e-2
     error = float((vector_of(ours) - vector_of(theirs)).abs().max())
@@ -306,7 +302,7 @@ def test_clipping_against_the_policy_that_acted_is_caught(late: str, gradients: 
 
 @pytest.mark.parametrize("gradients", GRADIENTS)
 def test_vtrace_without_rho_is_caught(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.learning import learner as room
+    from headrace.learning import ppo as room
 
     real = room.vtrace
     monkeypatch.setattr(room, "vtrace", lambda *given: real(*given[:-2], np.zeros_like(given[-2]), given[-1]))
@@ -329,7 +325,7 @@ def test_without_late_rows_the_correction_does_not_show(gradients: str, newest: 
         targets = learner.targets(batch, NOW)
         assert (targets.weight == 1).all()
         assert targets.log_prob.tobytes() == batch.log_prob.tobytes()
-        record = learner.update(batch, targets, 0, 1.0)
+        record = learner.epochs(batch, targets, 0, 1.0)
         assert record["headrace/down_weighted"] == 0
         after.add(vector_of(module).numpy().tobytes())
         records.add(str(record))
@@ -344,7 +340,7 @@ def test_late_rows_make_the_three_ways_differ() -> None:
         batch = completed(modules, "box", learner)
         targets = learner.targets(batch, NOW)
         assert (targets.log_prob.tobytes() == batch.log_prob.tobytes()) == (late == "reject")
-        learner.update(batch, targets, 0, 1.0)
+        learner.epochs(batch, targets, 0, 1.0)
         after.add(vector_of(module).numpy().tobytes())
     assert len(after) == 3
 
@@ -359,51 +355,7 @@ def test_down_weighted_counts_valid_rows_that_count_less(gradients: str, late_cl
     weight = slow_targets(batch, modules, PpoConfig(**OPTIONS | options)).weight
     is_less = (weight < 1 - 1e-5) & batch.valid
     assert 10 < is_less.sum() < weight.size or late_clip < 1
-    record = learner.update(batch, learner.targets(batch, NOW), 0, 1.0)
+    record = learner.epochs(batch, learner.targets(batch, NOW), 0, 1.0)
     assert record["headrace/down_weighted"] == is_less.sum()
     if late_clip >= 1:
         assert not is_less[batch.version == NOW].any(), "the present version's rows count whole"
-
-
-# ------------------------------------------------------------------------------------------------------------------ lag
-
-
-@pytest.mark.parametrize(
-    ("updates", "max_lag", "slabs", "limit"),
-    [(0, 0, 1, 1), (0, 0, 4, 4), (1, 0, 4, 8), (0, 1, 4, 8), (7, 2, 3, 30), (0, 5, 2, 12)],
-)
-def test_lease_limit(updates: int, max_lag: int, slabs: int, limit: int) -> None:
-    """One update's slabs, and max_lag updates' more, beyond what was trained on."""
-    assert lease_limit(updates, max_lag, slabs) == limit
-
-
-@pytest.mark.parametrize(
-    ("age", "max_lag", "by_reject", "by_others"),
-    [
-        (-1, 0, False, False),
-        (0, 0, False, False),
-        (1, 0, True, False),
-        (2, 0, True, True),
-        (0, 2, False, False),
-        (2, 2, False, False),
-        (3, 2, True, False),
-        (4, 2, True, True),
-        (99, 2, True, True),
-    ],
-)
-def test_is_too_old(age: int, max_lag: int, by_reject: bool, by_others: bool) -> None:
-    """Rejected beyond max_lag; corrected as long as the weights are kept; gone after that, whatever `late` says."""
-    for version in (100, 1000):
-        assert is_too_old(version, version - age, max_lag, "reject") == by_reject
-        assert is_too_old(version, version - age, max_lag, "weight") == by_others
-        assert is_too_old(version, version - age, max_lag, "vtrace") == by_others
-        assert by_others == (lag(version, version - age) >= versions_kept(max_lag))
-
-
-@pytest.mark.parametrize("max_lag", range(5))
-def test_what_is_trained_on_can_be_completed(max_lag: int) -> None:
-    """The versions kept are the present one and those before it; nothing older gets through."""
-    kept = range(50 - versions_kept(max_lag) + 1, 51)
-    for late in ("reject", "weight", "vtrace"):
-        for version in range(40, 51):
-            assert version in kept or is_too_old(50, version, max_lag, late)

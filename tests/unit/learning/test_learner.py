@@ -17,26 +17,23 @@ import headrace as hr
 from headrace.errors import NumericsError, UsageError
 from headrace.learning.batch import Batch
 from headrace.learning.config import PpoConfig, schedule
-from headrace.learning.learner import Learner
-from headrace.learning.minibatches import minibatches
-from headrace.learning.ppo import Coefficients, Rows
+from headrace.learning.ppo import Ppo, minibatches, shuffling
+from headrace.learning.ppo_loss import Coefficients, Rows
 from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
 from support.pairwise import Cell, matrix
 from support.ppo_rows import completed_batch, sb3_train, shaken, spaces_named
 from support.toy_policies import OwnPolicy, mlp_policy, own_policy
 
-
-def shuffling(update: int) -> np.random.Generator:
-    return np.random.default_rng([7, update])
+SEED = 7
 
 
 def learn(
     module: nn.Module, batch: Batch, update: int = 0, progress_remaining: float = 1.0, **options: Any
-) -> tuple[Learner, dict[str, float]]:
+) -> tuple[Ppo, dict[str, float]]:
     """One update of the module, in place."""
-    learner = Learner(FlatParameters(module), PpoConfig(**options), shuffling)
-    return learner, learner.update(batch, learner.targets(batch, 0), update, progress_remaining)
+    learner = Ppo(FlatParameters(module), PpoConfig(**options), SEED)
+    return learner, learner.epochs(batch, learner.targets(batch, 0), update, progress_remaining)
 
 
 def vector_of(module: nn.Module) -> Tensor:
@@ -78,7 +75,7 @@ def test_an_update_is_sb3s(action: str, options: dict[str, Any], gradients: str)
     )
     c = Coefficients(0.2, config.clip_range_vf, float(config.ent_coef), config.vf_coef, config.normalize_advantage)
     looked_at = sb3_train(
-        theirs, rows, np.flatnonzero(batch.valid), config, c, float(config.learning_rate), shuffling(0)
+        theirs, rows, np.flatnonzero(batch.valid), config, c, float(config.learning_rate), shuffling(SEED, 0)
     )
     assert float((vector_of(ours) - vector_of(theirs)).abs().max()) < 5e-5
     every = config.n_epochs * -(-batch.steps // config.batch_size)
@@ -107,13 +104,13 @@ def test_what_is_not_finite_is_never_applied(cell: Cell) -> None:
 def test_parameters_stay_finite_when_one_row_is_not(gradients: str) -> None:
     module = mlp_policy(*spaces_named("vector", "discrete"))
     batch = batch_for(module, "discrete")
-    learner = Learner(FlatParameters(module), PpoConfig(batch_size=4, gradients=gradients), shuffling)
+    learner = Ppo(FlatParameters(module), PpoConfig(batch_size=4, gradients=gradients), SEED)
     targets = learner.targets(batch, 0)
     targets.returns[3, 3] = np.nan
     with np.errstate(all="ignore"), pytest.raises(NumericsError):
-        learner.update(batch, targets, 0, 1.0)
+        learner.epochs(batch, targets, 0, 1.0)
     assert torch.isfinite(vector_of(module)).all()
-    assert all(torch.isfinite(tensor).all() for tensor in learner.optimizer_tensors().values())
+    assert all(torch.isfinite(tensor).all() for tensor in learner.state()[1].values())
 
 
 @pytest.mark.parametrize("max_grad_norm", [1e-3, 0.1, 1e6])
@@ -123,7 +120,7 @@ def test_long_gradients_are_shortened(max_grad_norm: float) -> None:
     learner, record = learn(
         module, batch_for(module, "discrete"), batch_size=1000, n_epochs=1, max_grad_norm=max_grad_norm
     )
-    given_norm = 10 * float(torch.linalg.vector_norm(learner.optimizer_tensors()["exp_avg"]))
+    given_norm = 10 * float(torch.linalg.vector_norm(learner.state()[1]["exp_avg"]))
     assert record["train/grad_norm"] > 0.1, "of the gradient as it was"
     assert given_norm == pytest.approx(min(max_grad_norm, record["train/grad_norm"]), rel=1e-3)
 
@@ -179,11 +176,15 @@ def test_invalid_rows_have_no_influence(gradients: str) -> None:
 @given(n=st.integers(1, 300), batch_size=st.integers(1, 310), seed=st.integers(0, 2**32 - 1))
 def test_minibatches_are_a_permutation(n: int, batch_size: int, seed: int) -> None:
     rows = np.arange(n) * 3 + 1
-    parts = list(minibatches(rows, batch_size, np.random.default_rng(seed)))
+    parts = list(minibatches(rows, batch_size, 1, np.random.default_rng(seed)))
     assert sorted(np.concatenate(parts).tolist()) == rows.tolist()
     assert all(len(part) == batch_size for part in parts[:-1])
-    again = minibatches(rows, batch_size, np.random.default_rng(seed))
-    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    again = list(minibatches(rows, batch_size, 3, np.random.default_rng(seed)))
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again[: len(parts)], strict=True))
+    for epoch in range(3):
+        one = again[epoch * len(parts) : (epoch + 1) * len(parts)]
+        assert sorted(np.concatenate(one).tolist()) == rows.tolist(), "each epoch is a permutation of its own"
+    assert len(again) == 3 * len(parts)
 
 
 # ------------------------------------------------------------------------------------------------------------ schedules
@@ -233,7 +234,7 @@ def test_schedules_reach_the_update(gradients: str) -> None:
         moved = []
         for update in range(11):
             before = vector_of(model.policy)
-            record, _ = model.run.update(total)
+            record = model.run.update(total).record
             left = max(0.0, 1 - update * steps / total)
             assert record["train/learning_rate"] == pytest.approx(0.01 * left)
             assert record["train/clip_range"] == pytest.approx(0.4 * left)
@@ -257,7 +258,6 @@ def test_clip_range_and_entropy_coefficient_matter() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("n_steps", 0),
         ("batch_size", 0),
         ("n_epochs", 2.5),
         ("gamma", 1.1),
@@ -284,10 +284,11 @@ def test_optimizer_state_round_trip() -> None:
         batch = batch_for(module, "discrete")
         learner, _ = learn(module, batch, batch_size=16)
         if restore:
-            fresh = Learner(FlatParameters(module), PpoConfig(batch_size=16), shuffling)
-            tensors = {name: tensor.clone() for name, tensor in learner.optimizer_tensors().items()}
-            fresh.restore_optimizer(tensors, learner.minibatches_done)
+            fresh = Ppo(FlatParameters(module), PpoConfig(batch_size=16), SEED)
+            state, tensors = learner.state()
+            assert state == {"minibatches_done": 50}
+            fresh.restore(state, {name: tensor.clone() for name, tensor in tensors.items()})
             learner = fresh
-        record = learner.update(batch, learner.targets(batch, 0), 1, 0.5)
+        record = learner.epochs(batch, learner.targets(batch, 0), 1, 0.5)
         results.append((vector_of(module).tolist(), record))
     assert results[0] == results[1]

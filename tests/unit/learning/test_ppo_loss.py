@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.learning.ppo import AutogradGradients, Coefficients, Rows, Terms, normalized, ppo_loss
+from headrace.learning.ppo_loss import AutogradGradients, Coefficients, Rows, Terms, normalized, ppo_loss
 from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
 from support.ppo_rows import everyone, random_rows, row_weights, sb3_terms, shaken, spaces_named
@@ -35,15 +35,39 @@ def rows_and_evaluation(count: int, seed: int) -> tuple[Rows, Evaluation]:
     return rows, Evaluation(log_prob, value.abs(), value)
 
 
+def weighted(rows: Rows, c: Coefficients) -> torch.Tensor:
+    """Advantages as a minibatch of all the rows has them."""
+    return (normalized(rows.advantage) if c.normalize_advantage else rows.advantage) * rows.weight
+
+
 @settings(deadline=None)
 @given(count=st.integers(1, 70), seed=st.integers(0, 2**32 - 1), c=coefficients)
 def test_loss_is_sb3s(count: int, seed: int, c: Coefficients) -> None:
     rows, now = rows_and_evaluation(count, seed)
     want = sb3_terms(*(tensor.numpy().astype(np.float64) for tensor in now), rows, c)
-    loss, terms = ppo_loss(now, rows, c)
+    loss, terms = ppo_loss(now, rows, weighted(rows, c), count, c)
     assert float(loss) == terms.loss
     for name, value in terms._asdict().items():
         assert value == pytest.approx(want[name], rel=1e-4, abs=1e-5), name
+
+
+@settings(deadline=None)
+@given(count=st.integers(2, 70), cut=st.integers(1, 69), seed=st.integers(0, 2**32 - 1), c=coefficients)
+def test_shares_of_a_minibatch_add_up(count: int, cut: int, seed: int, c: Coefficients) -> None:
+    """Two ranges of its rows: every mean is over the whole minibatch, so their terms add up to its terms."""
+    rows, now = rows_and_evaluation(count, seed)
+    advantage, cut = weighted(rows, c), 1 + cut % (count - 1)
+    whole = ppo_loss(now, rows, advantage, count, c)[1]._asdict()
+    first, second = (
+        ppo_loss(
+            Evaluation(*(tensor[part] for tensor in now)), Rows(*(tensor[part] for tensor in rows)), advantage[part],
+            count, c,
+        )[1]._asdict()
+        for part in (slice(cut), slice(cut, None))
+    )  # fmt: skip
+    assert max(first.pop("ratio_error"), second.pop("ratio_error")) == whole.pop("ratio_error")
+    for name, value in whole.items():
+        assert first[name] + second[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
 def test_known_numbers() -> None:
@@ -58,7 +82,8 @@ def test_known_numbers() -> None:
         weight=torch.tensor([1.0, 0.25]),
     )
     now = Evaluation(torch.tensor([math.log(1.0), math.log(0.5)]), torch.tensor([0.7, 0.3]), torch.tensor([1.0, 0.1]))
-    terms = ppo_loss(now, rows, Coefficients(0.2, 0.5, 0.1, 0.5, normalize_advantage=False))[1]
+    c = Coefficients(0.2, 0.5, 0.1, 0.5, normalize_advantage=False)
+    terms = ppo_loss(now, rows, weighted(rows, c), 2, c)[1]
     policy = -(min(2.0, 1.2) + 0.25 * min(-2.0, -2.0)) / 2  # ratios 2 and 1; the second row counts a quarter
     value = ((3 - 0.5) ** 2 + (1 - 0.1) ** 2) / 2  # the first value may move by 0.5 only
     assert terms.policy_gradient_loss == pytest.approx(policy)
@@ -88,7 +113,8 @@ def test_gradient_is_the_slope_of_the_loss(activation: str, action: str, clip_ra
     flat = FlatParameters(module)
     rows = random_rows(module, "vector", 33, seed=2)
     c = Coefficients(0.2, clip_range_vf, 0.05, 0.5, True)
-    terms = AutogradGradients(flat)(rows, everyone(rows), c)
+    gradients = AutogradGradients(flat)
+    terms = gradients(gradients.minibatch(rows, everyone(rows), c), 0, 33, flat.gradient)
     names = [name for name, _ in module.named_parameters()]
     shapes = [parameter.shape for parameter in module.parameters()]
     start = flat.vector.numpy().astype(np.float64)

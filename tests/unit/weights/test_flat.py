@@ -53,7 +53,6 @@ def test_gradients_land_in_the_flat_vector(net: Net) -> None:
     for name, parameter in want.named_parameters():
         expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert torch.equal(flat.gradients[name], expected), name
-    assert flat.vector.grad is flat.gradient
     assert float(flat.gradient.abs().sum()) > 0
 
 
@@ -61,21 +60,20 @@ def test_an_optimiser_on_the_vector_moves_the_module(net: Net) -> None:
     flat = FlatParameters(net)
     before = flat.vector.clone()
     net(torch.ones(2, 3)).sum().backward()
+    flat.vector.grad = flat.gradient
     torch.optim.SGD([flat.vector], lr=1.0).step()
     assert torch.equal(flat.vector, before - flat.gradient)
     assert torch.equal(net.frozen, torch.ones(2))
 
 
-def test_dump_and_load_carry_parameters_and_float_buffers(net: Net) -> None:
+def test_what_is_published_carries_parameters_and_float_buffers(net: Net) -> None:
+    mean = net.mean.clone()
     flat, other = FlatParameters(net), FlatParameters(Net())
-    published = torch.full((flat.size,), torch.nan)
     assert flat.size == flat.vector.numel() + 4
-    flat.dump(published)
-    assert not torch.isnan(published).any()
-    storage = other.vector.data_ptr()
+    assert torch.equal(net.mean, mean), "flattening changes no number"
+    published = flat.published.clone()
     other.module.mean.zero_()
-    other.load(published)
-    assert other.vector.data_ptr() == storage, "loading copies into the memory that the module looks at"
+    other.published.copy_(published)
     for (name, ours), theirs in zip(net.named_parameters(), other.module.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
     assert torch.equal(other.module.mean, net.mean)
@@ -100,7 +98,7 @@ def test_a_copy_of_a_flattened_module_is_independent(net: Net) -> None:
 
 
 def test_what_can_not_be_flattened_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"float32 parameters.*0\.weight"):
+    with pytest.raises(UsageError, match=r"float32 parameters and buffers.*0\.weight"):
         FlatParameters(nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 2)))
     with pytest.raises(UsageError, match="no parameters"):
         FlatParameters(nn.ReLU())

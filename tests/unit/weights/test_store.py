@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def flat_of(value: float) -> FlatParameters:
 
 def publish(store: WeightStore, flat: FlatParameters) -> None:
     """As the next version."""
-    store.publish(flat.dump, store.version + 1)
+    store.publish(flat.published, store.version + 1)
 
 
 @thorough
@@ -42,11 +43,11 @@ def test_exactly_the_last_versions_are_kept(capacity: int, published: int) -> No
         if max(0, published - capacity) <= version < published:
             assert store.holds(version)
             assert bool((store.vector(version) == version).all())
-            assert store.copy_into(flat, version)
+            assert store.copy_into(flat.published, version)
             assert bool((flat.vector == version).all())
         else:
             assert not store.holds(version)
-            assert not store.copy_into(flat, version)
+            assert not store.copy_into(flat.published, version)
             with pytest.raises(HeadraceError, match=f"version {version} are gone"):
                 store.vector(version)
 
@@ -73,7 +74,7 @@ def test_a_resumed_run_goes_on_counting() -> None:
     store = WeightStore(flat.size, 2)
     publish(store, flat)
     flat.vector.fill_(41)
-    store.publish(flat.dump, 41)
+    store.publish(flat.published, 41)
     assert store.version == 41
     publish(store, flat)
     assert store.version == 42
@@ -92,7 +93,7 @@ def test_another_process_would_find_the_same_store_in_the_segment() -> None:
             flat.vector.fill_(version)
             publish(store, flat)
             assert attached.version == version
-            assert attached.copy_into(theirs, version)
+            assert attached.copy_into(theirs.published, version)
             assert bool((theirs.vector == version).all())
         again = WeightStore(flat.size, 3, SharedSegment.attach(str(segment.name)), create=False)
         assert [version for version in range(-3, 9) if again.holds(version)] == [2, 3, 4], "attaching forgets nothing"
@@ -120,18 +121,18 @@ def test_vectors_lie_apart_on_lines_of_their_own(size: int, capacity: int) -> No
 # ---------------------------------------------------------------------------------------------------------- torn copies
 
 
-def in_the_middle_of(flat: FlatParameters, what: Callable[[], object]) -> Callable[[Tensor], None]:
-    """`flat.load` that copies one half, is overtaken once, and copies the other half."""
-    waiting = [what]
+class Overtaken:
+    """A reader's vector: it takes one half of a copy, is overtaken once, and takes the other half."""
 
-    def load(published: Tensor) -> None:
-        half = flat.size // 2
-        flat.vector[:half] = published[:half]
-        if waiting:
-            waiting.pop()()
-        flat.vector[half:] = published[half:]
+    def __init__(self, vector: Tensor, what: Callable[[], object]) -> None:
+        self.vector, self.waiting = vector, [what]
 
-    return load
+    def copy_(self, published: Tensor) -> None:
+        half = len(self.vector) // 2
+        self.vector[:half] = published[:half]
+        if self.waiting:
+            self.waiting.pop()()
+        self.vector[half:] = published[half:]
 
 
 def overtaking(learner: FlatParameters, store: WeightStore, times: int) -> Callable[[], None]:
@@ -145,19 +146,17 @@ def overtaking(learner: FlatParameters, store: WeightStore, times: int) -> Calla
 
 @pytest.mark.parametrize("capacity", [1, 2, 3])
 @pytest.mark.parametrize("times", [1, 2, 3, 4, 6])
-def test_a_copy_that_was_overwritten_meanwhile_is_not_believed(
-    capacity: int, times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_was_overwritten_meanwhile_is_not_believed(capacity: int, times: int) -> None:
     learner, reader = flat_of(0), flat_of(-1)
     store = WeightStore(learner.size, capacity)
     publish(store, learner)
-    monkeypatch.setattr(reader, "load", in_the_middle_of(reader, overtaking(learner, store, times)))
-    is_whole = store.copy_into(reader, 0)
+    overtaken: Any = Overtaken(reader.published, overtaking(learner, store, times))
+    is_whole = store.copy_into(overtaken, 0)
     assert is_whole == (times < capacity), "as long as its slot is not written again, the copy is good"
     assert (len(set(reader.vector.tolist())) == 1) == is_whole, "it would have been a mixture"
 
 
-def test_what_is_being_written_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_being_written_is_not_held() -> None:
     """Another process looks while the learner is in the middle of its copy."""
     learner, reader = flat_of(0), flat_of(-1)
     store = WeightStore(learner.size, 2)
@@ -165,13 +164,20 @@ def test_what_is_being_written_is_not_held(monkeypatch: pytest.MonkeyPatch) -> N
         publish(store, learner)
     seen: list[tuple[int, list[bool], list[bool]]] = []
 
-    def dump(out: Tensor) -> None:
-        versions = range(5)
-        held = [store.holds(version) for version in versions]
-        seen.append((store.version, held, [store.copy_into(reader, version) for version in versions]))
-        FlatParameters.dump(learner, out)
+    class Watched:
+        """The vector that is written, looked at from outside before its numbers change."""
 
-    monkeypatch.setattr(learner, "dump", dump)
+        def __init__(self, vector: Tensor) -> None:
+            self.vector = vector
+
+        def copy_(self, numbers: Tensor) -> None:
+            versions = range(5)
+            held = [store.holds(version) for version in versions]
+            seen.append((store.version, held, [store.copy_into(reader.published, version) for version in versions]))
+            self.vector.copy_(numbers)
+
+    watched: Any = Watched(store._vectors[3 % 2])
+    store._vectors[3 % 2] = watched
     publish(store, learner)
     only_the_latest = [version == 2 for version in range(5)]
     assert seen == [(2, only_the_latest, only_the_latest)]
@@ -220,12 +226,14 @@ class TestReplica:
         store, replica = WeightStore(learner.size, capacity), Replica(reader)
         publish(store, learner)
 
-        monkeypatch.setattr(reader, "load", in_the_middle_of(reader, overtaking(learner, store, capacity)))
+        overtaken: Any = Overtaken(reader.published, overtaking(learner, store, capacity))
+        monkeypatch.setattr(replica, "_vector", overtaken)
         with pytest.raises(HeadraceError, match=f"version 0 are gone; the latest is {capacity}"):
             replica.load(store, 0)
         assert replica.version is None, "what it holds now is no version"
 
-        monkeypatch.setattr(reader, "load", in_the_middle_of(reader, overtaking(learner, store, capacity)))
+        overtaken = Overtaken(reader.published, overtaking(learner, store, capacity))
+        monkeypatch.setattr(replica, "_vector", overtaken)
         assert replica.load_latest(store) == replica.version == store.version == 2 * capacity
         assert bool((reader.vector == 2 * capacity).all())
 

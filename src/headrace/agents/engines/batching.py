@@ -3,10 +3,10 @@
     submit ──> waiting ──(hold a moment?)──> batch ──> model.run ──> each future gets its own answer
 
 How long to hold is decided by what it costs: b requests that wait t seconds for one more lose b * t, and the late one
-would lose a whole batch time S. So the batch goes when nobody came for S / b seconds, when it is full, when max_wait_s
-is over, or when everybody who is alive is already in it. Those who were answered just now come back when their
-environments have moved: if that is known to be soon they are waited for, since two halves that take turns at the engine
-would do so for ever.
+would lose a whole batch time S. So the batch goes when no request came for S / b seconds, when it is full, when
+max_wait_s is over, or when every live episode is already in it. Episodes that were answered just now come back when
+their environments have moved: if that is known to be soon they are waited for, since two halves that take turns at the
+engine would do so for ever.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any, Protocol
 
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, checked
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import ENGINE
+from headrace.agents.records import ENGINE, EpisodeError
 from headrace.clock import now_s
 from headrace.errors import UsageError, require_types
 
@@ -42,8 +41,8 @@ class BatchModel(Protocol):
     def run(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
         """One answer per request, in order."""
 
-    def publish(self, weights: Any) -> int:
-        """Use other weights."""
+    def publish(self, weights: Any, version: int | None = None) -> int:
+        """Use other weights, as the next version or as a given one."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -134,7 +133,7 @@ class Batched:
             self._returned(request)
             self._waiting.append((request, future))
             if len(self._waiting) == 1 or len(self._waiting) >= min(self._bounds.max_batch, self._live):
-                self._changed.notify()  # else whoever holds the batch looks when its time is over
+                self._changed.notify()  # else the batcher looks when the batch's time is over
         return future
 
     def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
@@ -145,22 +144,22 @@ class Batched:
         return answers
 
     def expect(self, live: int) -> None:
-        """Nobody waits for more than these."""
+        """More requests than these can't come."""
         with self._changed:
             self._live = max(1, live)
             self._changed.notify()
 
-    def publish(self, weights: Any) -> int:
+    def publish(self, weights: Any, version: int | None = None) -> int:
         """Between two batches."""
         with self._turn:
-            return self._model.publish(weights)
+            return self._model.publish(weights, version)
 
     def statistics(self) -> EngineStatistics:
         """So far."""
         return self._statistics
 
     def close(self) -> None:
-        """Whoever still waits is told."""
+        """Requests that wait fail."""
         with self._changed:
             if self._is_closed:
                 return

@@ -2,7 +2,7 @@
 
     Places: episode -> row, and the whole chunks that lie there · Cache: the rows themselves, as the model's cache
 
-A row that nobody uses keeps what was read until somebody needs it. Knows no requests, no sampling and no weights but
+A row that is not in use keeps what was read until it is needed. Knows no requests, no sampling and no weights but
 that others came.
 """
 
@@ -27,11 +27,11 @@ class Places:
 
     @property
     def has_room(self) -> bool:
-        """Whether somebody may come."""
+        """Whether another request may come."""
         return bool(self._free)
 
     def take(self, session: str, ids: list[int]) -> tuple[int, int]:
-        """The place where this conversation lies, if nobody has taken it, else the longest unused; and what is read."""
+        """The place where this conversation lies, if it still does, else the longest unused; and what is read."""
         place = self._home.get(session, -1)
         if place not in self._free:
             place = next(iter(self._free))
@@ -46,7 +46,7 @@ class Places:
         self._read[place] = ids[: len(ids) // CHUNK * CHUNK]
 
     def leave(self, place: int) -> None:
-        """What was read stays until somebody needs the place."""
+        """What was read stays until the place is needed."""
         self._free[place] = None
 
     def forget(self) -> None:

@@ -3,7 +3,7 @@
     waiting ──> reading: its prompt, a chunk a pass ──> ready ──> a slot: [ one pass: a token for each ] ──> answer
                    ^────────── publish: new weights, everything is read again ─────────┘
 
-Requests join and leave between two passes; nobody waits for the longest answer of a batch. A reading pass costs the
+Requests join and leave between two passes; none waits for the longest answer of a batch. A reading pass costs the
 same for one prompt as for eight: so it waits for eight, a few passes at most, and reads ahead while slots are taken.
 
 Every pass has one fixed shape and every request its own random numbers, so an answer depends on its prompt and seed,
@@ -22,7 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,41 +30,16 @@ import torch
 from torch import Tensor
 
 from headrace.agents.codec import Codec
-from headrace.agents.engines.cache import CHUNK, Cache, Places
+from headrace.agents.engines.cache import CHUNK, Places
+from headrace.agents.engines.passes import READERS, Generation, Passes
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import ENGINE
+from headrace.agents.records import ENGINE, EpisodeError
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError, whole
 from headrace.policies.threads import torch_threads
 
-_READERS = 8  # prompts read side by side
 _GATHER_S = 0.005  # that an idle engine waits for others to read with
 _MOST_HELD = 3  # passes that a prompt waits for others to be read with
-
-
-@dataclass
-class _Job:
-    """A request and what has been sampled for it."""
-
-    request: Request
-    future: Future[Completion]
-    rng: np.random.Generator
-    sampled: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    place: int = -1  # of its keys and values
-    read: int = 0  # tokens that are there
-
-    @property
-    def length(self) -> int:
-        """Of `ids`."""
-        return len(self.request.ids) + len(self.sampled)
-
-    @property
-    def ids(self) -> list[int]:
-        """Everything the next token follows."""
-        return [*self.request.ids, *self.sampled]
 
 
 class InProcessEngine:
@@ -88,18 +63,17 @@ class InProcessEngine:
         self.codec = codec
         self.version = 0  # the latest that was published
         self._acting = 0  # the one that passes are made with
-        self._model = model.eval()
+        self._name = type(model).__name__
         self._slots, self._threads = slots, threads
-        self._nowhere = slots + parked  # a place for rows that hold nobody
         self._length = -(-max_context // CHUNK) * CHUNK
-        self._cache = Cache(model.config, self._nowhere + 1, self._length)
-        self._places = Places(self._nowhere)
-        self._jobs: list[_Job | None] = [None] * slots
-        self._waiting: deque[_Job] = deque()
-        self._reading: list[_Job] = []
-        self._ready: deque[_Job] = deque()
+        self._passes = Passes(model.eval(), slots, slots + parked, self._length)
+        self._places = Places(slots + parked)
+        self._jobs: list[Generation | None] = [None] * slots
+        self._waiting: deque[Generation] = deque()
+        self._reading: list[Generation] = []
+        self._ready: deque[Generation] = deque()
         self._live = 1 << 30  # episodes: more requests than these can't come
-        self._held = 0  # passes that whoever reads has been kept waiting for
+        self._held = 0  # passes that prompts have waited to be read
         self._weights: dict[str, Tensor] | None = None  # to be taken over before the next pass
         self._statistics = EngineStatistics()
         self._changed = threading.Condition()
@@ -116,19 +90,19 @@ class InProcessEngine:
         return answers_of(self._submit(requests))
 
     def expect(self, live: int) -> None:
-        """Nobody waits for more than these."""
+        """More requests than these can't come."""
         self._live = max(1, live)
 
-    def publish(self, weights: Any) -> int:
+    def publish(self, weights: Any, version: int | None = None) -> int:
         """A model or a state_dict; takes effect between two passes, also for answers that are under way."""
         state = weights.state_dict() if hasattr(weights, "state_dict") else weights
         if not isinstance(state, Mapping) or not all(isinstance(one, Tensor) for one in state.values()):
             raise UsageError(f"publish: expected a model or its state_dict, got {weights!r}")
         fresh = {name: tensor.detach().clone() for name, tensor in state.items()}
         with self._changed:
-            self._require_fitting(fresh)
+            self._passes.require_fitting(fresh)
             self._weights = fresh
-            self.version += 1
+            self.version = self.version + 1 if version is None else version
             if self._thread is None or not self._thread.is_alive():
                 self._take_over()
             self._changed.notify()
@@ -139,7 +113,7 @@ class InProcessEngine:
         return self._statistics
 
     def close(self) -> None:
-        """Whoever waits is told."""
+        """Requests that wait fail."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -157,22 +131,22 @@ class InProcessEngine:
         together = self.generate([*requests[1:], requests[0], *requests[::-1]])
         if [*alone[1:], alone[0], *alone[::-1]] != together:
             raise HeadraceError(
-                f"{type(self._model).__name__}: the same request got another answer in other company; rollouts could "
+                f"{self._name}: the same request got another answer in other company; rollouts could "
                 f"not be repeated. Use full attention, float32 and no dropout"
             )
 
     # -------------------------------------------------------------------------------------------------- inside
 
     def _submit(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        jobs = [_Job(one, Future(), np.random.Generator(np.random.PCG64(one.seed))) for one in requests]
+        jobs = [Generation(one, Future(), np.random.Generator(np.random.PCG64(one.seed))) for one in requests]
         with self._changed:
             for job in jobs:
                 most = self._length - job.request.max_tokens
                 if self._is_closed:
                     job.future.set_exception(EpisodeError(ENGINE, "the engine was closed"))
                 elif not 0 < len(job.request.ids) <= most:
-                    told = f"a prompt of {len(job.request.ids)} tokens, expected 1 to {most}"
-                    job.future.set_exception(EpisodeError(ENGINE, told))
+                    problem = f"a prompt of {len(job.request.ids)} tokens, expected 1 to {most}"
+                    job.future.set_exception(EpisodeError(ENGINE, problem))
                 else:
                     self._waiting.append(job)
             if self._thread is None and not self._is_closed:
@@ -211,7 +185,7 @@ class InProcessEngine:
 
     def _admit(self) -> None:
         """Those who wait, in the order they came: for free slots, and some more to read ahead."""
-        most = self._slots - self._num_speaking + 2 * _READERS
+        most = self._slots - self._num_speaking + 2 * READERS
         while self._waiting and self._places.has_room and len(self._reading) + len(self._ready) < most:
             job = self._waiting.popleft()
             if job.future.set_running_or_notify_cancel():
@@ -219,7 +193,7 @@ class InProcessEngine:
                 self._reading.append(job)
 
     def _gathers(self) -> bool:
-        """Whether, with nothing else to do, somebody came while it waited for others to read with."""
+        """Whether, with nothing else to do, another request came while it waited for some to read together."""
         if self._weights is not None or self._num_speaking or self._ready or self._is_worth_reading():
             return False
         count = self._num_present
@@ -228,31 +202,31 @@ class InProcessEngine:
 
     def _is_worth_reading(self) -> bool:
         """Whether a reading pass is full, or can't get any fuller."""
-        return len(self._reading) >= _READERS or self._num_present >= self._live
+        return len(self._reading) >= READERS or self._num_present >= self._live
 
     def _step(self) -> None:
-        """Read what should be read now, then one token for everybody who has a slot."""
+        """Read what should be read now, then one token for every request that has a slot."""
         started = now_s()
         self._seat()
         while self._reading:
             has_free = self._num_speaking < self._slots
             if not self._is_worth_reading() and self._num_speaking and self._held < _MOST_HELD:
-                self._held += has_free  # who reads ahead has time
+                self._held += has_free  # reading ahead has time
                 break
             self._held = 0
             self._read()
             self._seat()
             if not has_free:
                 break
-        speaking = [at for at, job in enumerate(self._jobs) if job is not None]
+        speaking = self._num_speaking
         if speaking:
-            self._speak(speaking)
+            self._speak()
             was = self._statistics
             self._statistics = replace(
                 was,
                 batches=was.batches + 1,
-                batched=was.batched + len(speaking),
-                tokens=was.tokens + len(speaking),
+                batched=was.batched + speaking,
+                tokens=was.tokens + speaking,
                 busy_s=was.busy_s + now_s() - started,
             )
 
@@ -263,80 +237,39 @@ class InProcessEngine:
                 self._jobs[at] = self._ready.popleft()
 
     def _read(self) -> None:
-        """One pass: a chunk of up to eight prompts, all but the last token of each, into the cache."""
-        ids = torch.zeros(_READERS, CHUNK, dtype=torch.long)
-        rows, starts = torch.full((_READERS,), self._nowhere), torch.zeros(_READERS, 1, dtype=torch.long)
-        passing = [job for job in self._reading if job.read < job.length - 1][:_READERS]
-        for row, job in enumerate(passing):
-            part = job.ids[job.read : min(job.read + CHUNK, job.length - 1)]
-            ids[row, : len(part)] = torch.tensor(part)
-            rows[row], starts[row, 0] = job.place, job.read
-            job.read += len(part)
-        if passing:
-            self._cache.rows, self._cache.positions = rows, starts + torch.arange(CHUNK)
-            self._forward(ids, is_reading=True)
-        done = [job for job in self._reading if job.read >= job.length - 1]
-        self._reading = [job for job in self._reading if job.read < job.length - 1]
+        """One reading pass; those that are read are ready for a slot."""
+        self._passes.read(self._reading)
+        done = [job for job in self._reading if job.is_read]
+        self._reading = [job for job in self._reading if not job.is_read]
         for job in done:
             self._places.has_read(job.place, job.ids[:-1])
             self._ready.append(job)
 
-    def _speak(self, speaking: list[int]) -> None:
-        """One pass: a token for every slot that is taken."""
-        ids = torch.zeros(self._slots, 1, dtype=torch.long)
-        self._cache.rows = torch.full((self._slots,), self._nowhere)
-        self._cache.positions = torch.zeros(self._slots, 1, dtype=torch.long)
-        for at in speaking:
-            job = self._jobs[at]
-            assert job is not None
-            ids[at, 0] = job.sampled[-1] if job.sampled else job.request.ids[-1]
-            self._cache.rows[at], self._cache.positions[at, 0] = job.place, job.length - 1
-        logits = self._forward(ids)[:, 0].double().numpy()
-        for at in speaking:
-            self._sample(at, logits[at])
+    def _speak(self) -> None:
+        """One speaking pass: a token for every slot that is taken; an answer that is whole leaves its slot."""
+        logits = self._passes.speak(self._jobs)
+        for at, job in enumerate(self._jobs):
+            if job is not None:
+                has_ended = job.draw(logits[at], self._acting) == self.codec.eos_id
+                if has_ended or len(job.sampled) >= job.request.max_tokens:
+                    self._jobs[at] = None
+                    self._answer(job, has_ended)
 
-    def _forward(self, ids: Tensor, is_reading: bool = False) -> Tensor:
-        at = self._cache.positions
-        seen = torch.arange(self._length) <= at[..., None]  # [rows, tokens, length]
-        mask = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)[:, None]
-        inner = self._model.model if is_reading else self._model  # reading needs no logits
-        out = inner(input_ids=ids, attention_mask=mask, position_ids=at, past_key_values=self._cache, use_cache=True)
-        logits: Tensor = out.last_hidden_state if is_reading else out.logits
-        return logits
-
-    def _sample(self, at: int, logits: Any) -> None:
-        """One token by inverse transform: one uniform number of the request's own per token."""
-        job = self._jobs[at]
-        assert job is not None
-        request = job.request
-        scaled = logits / request.temperature if request.temperature > 0 else logits
-        log_probs = scaled - scaled.max()
-        log_probs -= np.log(np.exp(log_probs).sum())
-        if request.temperature > 0:
-            total = np.cumsum(np.exp(log_probs))
-            token = int(min(np.searchsorted(total, job.rng.random() * total[-1], side="right"), len(total) - 1))
-        else:
-            token = int(log_probs.argmax())
-        job.sampled.append(token)
-        job.log_probs.append(min(0.0, float(np.float32(log_probs[token]))))
-        job.versions.append(self._acting)
-        has_ended = token == self.codec.eos_id
-        if has_ended or len(job.sampled) >= request.max_tokens:
-            text = self.codec.decode(job.sampled[:-1] if has_ended else job.sampled)
-            answer = Completion(job.sampled, job.log_probs, job.versions, text, "stop" if has_ended else "length")
-            self._jobs[at] = None
-            self._places.leave(job.place)
-            self._statistics = replace(self._statistics, requests=self._statistics.requests + 1)
-            try:
-                job.future.set_result(checked(request, answer, self.codec, False))
-            except EpisodeError as failure:
-                job.future.set_exception(failure)
+    def _answer(self, job: Generation, has_ended: bool) -> None:
+        text = self.codec.decode(job.sampled[:-1] if has_ended else job.sampled)
+        answer = Completion(job.sampled, job.log_probs, job.versions, text, "stop" if has_ended else "length")
+        self._places.leave(job.place)
+        self._statistics = replace(self._statistics, requests=self._statistics.requests + 1)
+        try:
+            job.future.set_result(checked(job.request, answer, self.codec, False))
+        except EpisodeError as failure:
+            job.future.set_exception(failure)
 
     def _take_over(self) -> None:
         with self._changed:
             weights, self._weights = self._weights, None
             assert weights is not None
-            self._model.load_state_dict(weights)
+            self._passes.load(weights)
             self._acting = self.version
             self._places.forget()
             self._reading = [*(job for job in self._jobs if job is not None), *self._ready, *self._reading]
@@ -345,19 +278,12 @@ class InProcessEngine:
             for job in self._reading:
                 job.read = 0
 
-    def _require_fitting(self, state: dict[str, Tensor]) -> None:
-        ours = {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
-        theirs = {name: tuple(tensor.shape) for name, tensor in state.items()}
-        if ours != theirs:
-            odd = sorted(set(ours.items()) ^ set(theirs.items()))[0][0]
-            raise UsageError(f"publish: {odd}: expected shape {ours.get(odd)}, got {theirs.get(odd)}")
-
     def _fail_all(self, failure: EpisodeError) -> None:
         placed = [*(job for job in self._jobs if job is not None), *self._ready, *self._reading]
         waiting = [job for job in self._waiting if job.future.set_running_or_notify_cancel()]
         for job in placed:
             self._places.leave(job.place)
-        self._places.forget()  # nobody knows how far a pass got that failed
+        self._places.forget()  # how far a pass got that failed is unknown
         self._jobs, self._reading = [None] * self._slots, []
         self._ready.clear()
         self._waiting.clear()

@@ -4,7 +4,7 @@
 
 Where a server takes prompt token ids and gives ids and log-probabilities back, and its tokenizer is known, records are
 in token space. Else chat completions are used and every episode is marked "text only, not trainable". Asked once.
-Failures are told apart: what may pass (refused, dropped, 429, 5xx, garbage) is tried again, what will not is not.
+Failures are of two kinds: what may pass (refused, dropped, 429, 5xx, garbage) is tried again, what will not is not.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import Any
 
 from headrace.agents.codec import ByteCodec, Codec, described
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import ENGINE, TIMEOUT
+from headrace.agents.records import ENGINE, TIMEOUT, EpisodeError
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError
 
@@ -132,7 +131,7 @@ class OpenAIEngine:
     def expect(self, live: int) -> None:
         """The server's matter."""
 
-    def publish(self, weights: Any) -> int:
+    def publish(self, weights: Any, version: int | None = None) -> int:
         """Weights of a server are not ours to change."""
         raise UsageError("publish: a server's weights are changed at the server; use an engine in this process")
 
@@ -224,7 +223,7 @@ class OpenAIEngine:
             except self._openai.APIStatusError as error:
                 raise EpisodeError(ENGINE, f"{url} refused the request: {_short(error)}") from error
             except EpisodeError as failure:  # garbage: another try may bring sense
-                problem, boundary = failure.told, failure.boundary
+                problem, boundary = failure.message, failure.boundary
             except (ValueError, self._openai.APIError) as error:
                 problem, boundary = f"an answer that can't be read: {_short(error)}", ENGINE
             finally:
@@ -239,7 +238,7 @@ class OpenAIEngine:
         if not self.is_text_only:
             answer = _completion(await self._post(client, request), self.codec)
             return checked(request, answer, self.codec, False)
-        told = await client.chat.completions.create(
+        reply = await client.chat.completions.create(
             model=self.model,
             messages=list(request.messages),
             max_tokens=request.max_tokens,
@@ -248,12 +247,12 @@ class OpenAIEngine:
             extra_headers={"X-Session-ID": request.session},
         )
         try:
-            choice = told.choices[0]
+            choice = reply.choices[0]
             text = choice.message.content
         except (AttributeError, IndexError, TypeError) as error:
-            raise EpisodeError(ENGINE, f"an answer without a message: {_short(told)}") from error
+            raise EpisodeError(ENGINE, f"an answer without a message: {_short(reply)}") from error
         if not isinstance(text, str):
-            raise EpisodeError(ENGINE, f"an answer without text: {_short(told)}")
+            raise EpisodeError(ENGINE, f"an answer without text: {_short(reply)}")
         return checked(request, Completion((), (), (), text, choice.finish_reason or "stop"), self.codec, True)
 
     async def _post(self, client: Any, request: Request) -> Any:
@@ -280,15 +279,15 @@ class OpenAIEngine:
         )
 
 
-def _completion(told: Any, codec: Codec) -> Completion:
+def _completion(reply: Any, codec: Codec) -> Completion:
     """vLLM's answer: token_ids beside the text, logprobs.token_logprobs for each."""
     try:
-        choice = told.choices[0]
+        choice = reply.choices[0]
         ids = getattr(choice, "token_ids", None)
         if ids is None:
             raise EpisodeError(ENGINE, "an answer without token ids")
         log_probs = [0.0 if one is None else float(one) for one in choice.logprobs.token_logprobs]
-        version = int(getattr(told, "weights_version", 0) or 0)
+        version = int(getattr(reply, "weights_version", 0) or 0)
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise EpisodeError(ENGINE, f"an answer that can't be read: {_short(error)}") from error
     ids = [int(one) for one in ids]

@@ -1,9 +1,9 @@
-"""The protocol of engines: a request in, a completion out, now or later; nobody waits for others at a barrier.
+"""The protocol of engines: a request in, a completion out, now or later; no request waits for others at a barrier.
 
     submit(request) -> Future[Completion]     as requests come, batched with whatever else is there
     generate(requests) -> completions          one batch, for a lock-step loop
 
-Workers hold a client of this, never the engine itself. What an engine returns is checked here before anybody uses it.
+Workers hold a client of this, never the engine itself. What an engine returns is checked here before it is used.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from headrace.agents.codec import Codec, Message
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import ENGINE, plain_text
+from headrace.agents.records import ENGINE, EpisodeError, plain_text
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,8 @@ class Engine(Protocol):
     def expect(self, live: int) -> None:
         """How many episodes are live: more than these requests can't come."""
 
-    def publish(self, weights: Any) -> int:
-        """Use other weights from now on; returns their version."""
+    def publish(self, weights: Any, version: int | None = None) -> int:
+        """Use other weights from now on, as the next version or, in a resumed run, as a given one; returns it."""
 
     def statistics(self) -> EngineStatistics:
         """A snapshot."""

@@ -19,7 +19,7 @@ import numpy as np
 from headrace.agents.codec import ByteCodec, Codec
 from headrace.agents.engines.batching import Batched, Batching
 from headrace.agents.engines.protocol import Completion, Request
-from headrace.agents.failures import EpisodeError
+from headrace.agents.records import EpisodeError
 from headrace.errors import UsageError, require_types
 
 Script = Callable[[str, np.random.Generator], str]  # the prompt's text and the request's randomness -> an answer
@@ -84,9 +84,9 @@ class ScriptedModel:
             time.sleep(left_s)
         return answers
 
-    def publish(self, weights: Any) -> int:
+    def publish(self, weights: Any, version: int | None = None) -> int:
         """A script has no weights; what it says from now on is a new version's."""
-        self.version += 1
+        self.version = self.version + 1 if version is None else version
         return self.version
 
     def close(self) -> None:

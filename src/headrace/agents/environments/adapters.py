@@ -53,15 +53,21 @@ class RagenStyle:
 
     def reset(self, seed: int) -> str:
         """With the seed, by name or position."""
-        told = _seeded(self._env.reset, seed)
-        return str(told[0]) if isinstance(told, tuple) else told if isinstance(told, str) else str(self._env.render())
+        returned = _seeded(self._env.reset, seed)
+        return (
+            str(returned[0])
+            if isinstance(returned, tuple)
+            else returned
+            if isinstance(returned, str)
+            else str(self._env.render())
+        )
 
     def step(self, action: str) -> Step:
         """Its four values."""
-        told = self._env.step(self._as_sent.get(action, action))
-        if not isinstance(told, tuple) or len(told) not in (4, 5):
-            raise TypeError(f"step returned {told!r}, expected observation, reward, done, info")
-        observation, reward, *ends, facts = told
+        returned = self._env.step(self._as_sent.get(action, action))
+        if not isinstance(returned, tuple) or len(returned) not in (4, 5):
+            raise TypeError(f"step returned {returned!r}, expected observation, reward, done, info")
+        observation, reward, *ends, facts = returned
         return Step(str(observation), float(reward), any(bool(end) for end in ends), _numbers(facts))
 
     def close(self) -> None:
@@ -124,9 +130,9 @@ class TrlStyle:
 
     def reset(self, seed: int) -> str:
         """With the seed, if it takes one."""
-        told = _seeded(self._env.reset, seed)
+        returned = _seeded(self._env.reset, seed)
         self._score = self._scored()
-        return told if isinstance(told, str) else "Begin."
+        return returned if isinstance(returned, str) else "Begin."
 
     def step(self, action: str) -> Step:
         """One call of a tool."""
@@ -134,11 +140,11 @@ class TrlStyle:
             name, arguments, options = parsed_call(action)
             tool = self._tools[name]
         except (ValueError, KeyError) as error:
-            told = f"{action!r} is no call of {', '.join(self._tools)}: {error}"
-            return Step(told, 0.0, False, {"action_is_effective": 0.0})
+            problem = f"{action!r} is no call of {', '.join(self._tools)}: {error}"
+            return Step(problem, 0.0, False, {"action_is_effective": 0.0})
         try:
             result = str(tool(*arguments, **options))
-        except (TypeError, ValueError) as error:  # what a tool refuses is told to the player, as TRL does
+        except (TypeError, ValueError) as error:  # the player reads what a tool refuses, as TRL does
             result = f"{type(error).__name__}: {error}"
         score, before = self._scored(), self._score
         self._score = score
@@ -159,10 +165,14 @@ def parsed_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """name(arguments) with literals, or {"name": ..., "arguments": {...}}; ValueError says what is wrong."""
     text = text.strip()
     if text.startswith("{"):
-        told = json.loads(text)
-        if not isinstance(told, dict) or not isinstance(told.get("arguments", {}), dict) or "name" not in told:
+        returned = json.loads(text)
+        if (
+            not isinstance(returned, dict)
+            or not isinstance(returned.get("arguments", {}), dict)
+            or "name" not in returned
+        ):
             raise ValueError('expected {"name": ..., "arguments": {...}}')
-        return str(told["name"]), [], {str(name): value for name, value in told.get("arguments", {}).items()}
+        return str(returned["name"]), [], {str(name): value for name, value in returned.get("arguments", {}).items()}
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):

@@ -65,8 +65,8 @@ class Countdown:
         if used != Counter(self._numbers):
             return Step("Every number has to be used exactly once.", 0.0, True, {"success": 0.0})
         is_right = value == self._target
-        told = f"{value} is {'' if is_right else 'not '}the target."
-        return Step(told, 1.0 if is_right else self._partial, True, {"success": float(is_right)})
+        verdict = f"{value} is {'' if is_right else 'not '}the target."
+        return Step(verdict, 1.0 if is_right else self._partial, True, {"success": float(is_right)})
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -36,18 +36,18 @@ _LIMITS: dict[str, dict[str, Any]] = {"bandit": {"max_actions_per_traj": 1}, "co
 
 def spec_of(tag: str, custom: Mapping[str, Any] | None = None) -> TextEnvSpec:
     """The environment of a tag: a shipped one by its name, or what `custom_envs` says of it."""
-    told = dict(custom or {})
-    if not told and tag not in _TAGS:
+    settings = dict(custom or {})
+    if not settings and tag not in _TAGS:
         close = difflib.get_close_matches(tag, _TAGS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"shipped are {', '.join(_TAGS)}"
         raise UsageError(f"tag {tag!r}: not in custom_envs and not shipped: {hint}")
-    kind = str(told.pop("env_type", None) or _TAGS.get(tag, ""))
+    kind = str(settings.pop("env_type", None) or _TAGS.get(tag, ""))
     if not kind:
         raise UsageError(f"custom_envs.{tag}: expected env_type, one of {', '.join(SHIPPED)} or module:attribute")
-    options = told.pop("env_config", None) or {}
+    options = settings.pop("env_config", None) or {}
     if not isinstance(options, Mapping):
         raise UsageError(f"custom_envs.{tag}.env_config: expected names and values, got {options!r}")
-    return TextEnvSpec(tag, factory_of(kind), dict(options), {**_LIMITS.get(kind, {}), **told})
+    return TextEnvSpec(tag, factory_of(kind), dict(options), {**_LIMITS.get(kind, {}), **settings})
 
 
 EnvSource = str | TextEnvSpec | Callable[..., Any]

@@ -22,11 +22,11 @@ def is_reusable(spec: TextEnvSpec) -> bool:
         used = spec.build()
         try:
             for seed in _SEEDS:
-                _told(used, seed)  # leaves its traces, if it has any
+                _seen(used, seed)  # leaves its traces, if it has any
             for seed in _SEEDS:
                 fresh = spec.build()
                 try:
-                    if _told(used, seed) != _told(fresh, seed):
+                    if _seen(used, seed) != _seen(fresh, seed):
                         logger.warning(
                             "%s is not the same after another episode: a fresh one for every episode", spec.tag
                         )
@@ -41,12 +41,12 @@ def is_reusable(spec: TextEnvSpec) -> bool:
     return True
 
 
-def _told(env: TextEnv, seed: int) -> list[object]:
+def _seen(env: TextEnv, seed: int) -> list[object]:
     rng = random.Random(seed)
-    told: list[object] = [env.reset(seed)]
+    seen: list[object] = [env.reset(seed)]
     for _ in range(_STEPS):
         step = env.step(rng.choice(env.actions) if env.actions else "1 + 1")
-        told += [step.observation, step.reward, step.is_done, dict(step.facts)]
+        seen += [step.observation, step.reward, step.is_done, dict(step.facts)]
         if step.is_done:
             break
-    return told
+    return seen

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from headrace.agents.failures import EpisodeError
-from headrace.agents.records import ENV
+from headrace.agents.records import ENV, EpisodeError
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class TextEnv(Protocol):
 
     @property
     def instructions(self) -> str:
-        """What the task is; told once, with the first observation."""
+        """What the task is; part of the first question."""
 
     @property
     def actions(self) -> Sequence[str] | None:

@@ -19,7 +19,7 @@ _CODEC = b"headrace.codec"
 
 
 def write_parquet(groups: Iterable[Group], path: Path, codec: Codec | None = None) -> Path:
-    """All of them, at once or not at all; with the codec, if it is given, for whoever reads the tokens."""
+    """All of them, at once or not at all; with the codec, if it is given, for readers of the tokens."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -58,8 +58,8 @@ def read_codec(path: Path) -> Codec | None:
     """The codec that was written with the records."""
     import pyarrow.parquet as pq
 
-    told = (pq.read_schema(path).metadata or {}).get(_CODEC)
-    return None if told is None else described(json.loads(told))
+    stored = (pq.read_schema(path).metadata or {}).get(_CODEC)
+    return None if stored is None else described(json.loads(stored))
 
 
 def _row(group: Group, one: Episode) -> dict[str, Any]:

@@ -44,18 +44,18 @@ def trl_rollout_func(rollouts: AgentRollouts, spare: int = 8) -> Callable[[list[
         rollouts.publish(trainer.accelerator.unwrap_model(trainer.model))
         wanted = numbers[::size]
         played = {group.number: group for group in rollouts.play(wanted)}
-        told: dict[str, list[Any]] = {name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")}
-        told["episode_reward"] = []
+        batch: dict[str, list[Any]] = {name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")}
+        batch["episode_reward"] = []
         for number in wanted:
             spoken = _whole(played[number], rollouts, spare)
             for member in range(size):
                 one = spoken[member]
-                told["prompt_ids"].append(one.prompt_ids.tolist())
-                told["completion_ids"].append(one.response_ids.tolist())
-                told["logprobs"].append(one.log_probs.tolist())
-                told["env_mask"].append(np.asarray(one.response_mask).astype(int).tolist())
-                told["episode_reward"].append(one.episode.reward)
-        return told
+                batch["prompt_ids"].append(one.prompt_ids.tolist())
+                batch["completion_ids"].append(one.response_ids.tolist())
+                batch["logprobs"].append(one.log_probs.tolist())
+                batch["env_mask"].append(np.asarray(one.response_mask).astype(int).tolist())
+                batch["episode_reward"].append(one.episode.reward)
+        return batch
 
     return rollout
 

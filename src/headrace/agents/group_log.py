@@ -2,7 +2,7 @@
 
     groups.jsonl: header {"identity": ...}, then one encoded group a line
 
-Killed in the middle of a line, the line does not count: the group is played again, with the same seeds. A journal of
+Killed in the middle of a line, the line does not count: the group is played again, with the same seeds. A log of
 another run (other seed, environments, rules or tokens) is refused, and so is a second program on the same one.
 """
 
@@ -30,7 +30,7 @@ FILE = "groups.jsonl"
 _LOCK_S = 5.0  # workers of a program that was killed may hold on to it for a moment
 
 
-class Journal:
+class GroupLog:
     """One file, open for appending."""
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -60,8 +60,8 @@ class Journal:
         """No more."""
         self._file.close()
 
-    def _write(self, told: dict[str, Any]) -> None:
-        self._file.write(_line(told))
+    def _write(self, data: dict[str, Any]) -> None:
+        self._file.write(_line(data))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -69,22 +69,22 @@ class Journal:
         """Take over what is whole; returns how many bytes that is."""
         lines = list(_lines(self.path))
         if not lines and not _line({"identity": identity}).startswith(self.path.read_bytes()[:12]):
-            raise UsageError(f"{self.path}: expected a journal of groups, got something else; choose another directory")
+            raise UsageError(f"{self.path}: expected a log of groups, got something else; choose another directory")
         size = 0
         for number, line in enumerate(lines):
             try:
-                told = parse_json(line)
-                group = None if number == 0 else decode(told)
+                data = parse_json(line)
+                group = None if number == 0 else decode(data)
                 hash(None if group is None else group.number)
             except (ValueError, KeyError, TypeError) as error:
                 if 0 < number == len(lines) - 1:
-                    break  # torn: it was never told to anybody
+                    break  # torn: its group was never handed over
                 raise UsageError(
                     f"{self.path}, line {number + 1}: can't be read ({type(error).__name__}); take it out, and its "
                     f"group is played again, or choose another directory"
                 ) from error
             if group is None:
-                _require_same(self.path, told.get("identity") if isinstance(told, dict) else None, identity)
+                _require_same(self.path, data.get("identity") if isinstance(data, dict) else None, identity)
             else:
                 self.groups[group.number] = group
             size += len(line)
@@ -92,7 +92,7 @@ class Journal:
 
 
 def read_groups(path: Path) -> list[Group]:
-    """The groups of a journal, in the order of their numbers."""
+    """The groups of a log, in the order of their numbers."""
     try:
         groups = [decode(parse_json(line)) for line in list(_lines(path))[1:]]
         return sorted({group.number: group for group in groups}.values(), key=lambda group: group.number)
@@ -101,7 +101,7 @@ def read_groups(path: Path) -> list[Group]:
 
 
 def identity_of(plan: GroupPlan, engine: Engine) -> dict[str, Any]:
-    """What a journal must agree with to be a run's: whatever its groups are a function of, but the weights."""
+    """What a log must agree with to be a run's: whatever its groups are a function of, but the weights."""
     codec = json.dumps(describe(engine.codec), sort_keys=True)
     return {
         "seed": plan.seed,
@@ -140,8 +140,8 @@ def _lock(file: IO[bytes], path: Path) -> None:
         pause.wait(0.05)
 
 
-def _line(told: dict[str, Any]) -> bytes:
-    return json.dumps(told).encode() + b"\n"
+def _line(data: dict[str, Any]) -> bytes:
+    return json.dumps(data).encode() + b"\n"
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -153,7 +153,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _require_same(path: Path, theirs: object, ours: dict[str, Any]) -> None:
     if not isinstance(theirs, dict):
-        raise UsageError(f"{path}: expected a journal of groups, got something else; choose another directory")
+        raise UsageError(f"{path}: expected a log of groups, got something else; choose another directory")
     for name, value in ours.items():
         if theirs.get(name) != value:
             raise UsageError(

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from headrace.agents.auto import Measured, choose, measure
 from headrace.agents.environments.text_env import Step, TextEnvSpec
+from headrace.agents.ways import StepTime, choose, measure
 
 
 @pytest.mark.parametrize(
@@ -25,15 +25,15 @@ from headrace.agents.environments.text_env import Step, TextEnvSpec
 def test_the_slowest_decides(
     step_s: float, computing: float, is_in_process: bool, backend: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.agents.auto.cores", lambda: 3)
-    choice = choose([Measured("B", 1e-6, 1.0), Measured("A", step_s, computing), None], -1, 8, is_in_process)
+    monkeypatch.setattr("headrace.agents.ways.cores", lambda: 3)
+    choice = choose([StepTime("B", 1e-6, 1.0), StepTime("A", step_s, computing), None], -1, 8, is_in_process)
     assert choice.backend == backend
     assert told in choice.reason
     assert choice.n_jobs == (3 if backend in ("threading", "loky") else 1)
 
 
 def test_a_number_that_was_asked_for_is_kept() -> None:
-    choice = choose([Measured("A", 1e-5, 1.0)], 4, 8)
+    choice = choose([StepTime("A", 1e-5, 1.0)], 4, 8)
     assert (choice.backend, choice.n_jobs) == ("threading", 4)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from headrace.agents.dispatcher import Dispatcher
+from headrace.agents.desk import Desk
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.plan import Ticket
+from headrace.agents.ports import Hub, SocketPort
 from headrace.agents.scheduler import Scheduler
-from headrace.agents.wire import Hub, SocketPort
 
 REQUEST = Request(0, 0, 0, [1, 2], 4, 7)
 
@@ -23,6 +23,9 @@ class Silent:
 
     def __init__(self) -> None:
         self.asked: list[Future[Completion]] = []
+
+    def expect(self, live: int) -> None:
+        pass
 
     def submit(self, request: Request) -> Future[Completion]:
         self.asked.append(Future())
@@ -38,7 +41,7 @@ def engine() -> Silent:
 def hub(engine: Silent) -> Iterator[Hub]:
     scheduler = Scheduler([Ticket(0, "A", 1, 2)], 1)
     made: Any = engine
-    hub = Hub(Dispatcher(scheduler, lambda: 0, lambda live: None, 1), made)
+    hub = Hub(Desk(scheduler, made, 1, 1), made)
     yield hub
     hub.close()
 

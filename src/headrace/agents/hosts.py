@@ -1,0 +1,245 @@
+"""Where workers run: joblib starts them, as threads of this process or as processes with a socket to it.
+
+    start(workers) -> joblib.Parallel, in a thread: one long task a worker -> Worker.run over a port -> goodbye
+    a call of joblib that fails -> its workers have died
+
+The engine stays here. What travels to a process is a brief, pickled once by us (so that what can't be pickled is known
+before anything starts), and the hub's address. Which workers are started, and when, is the desk's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from headrace.agents.desk import Desk, NoWorkersError
+from headrace.agents.engines.protocol import Engine
+from headrace.agents.ports import Hub, MemoryPort, SocketPort
+from headrace.agents.worker import WorkerBrief, work
+
+_END_S = 10.0  # for workers to end
+
+logger = logging.getLogger(__name__)
+
+
+class JoblibHosts:
+    """The workers of one call of run(), by one of joblib's backends."""
+
+    def __init__(self, backend: str, brief: WorkerBrief, desk: Desk, engine: Engine) -> None:
+        self._backend, self._brief = backend, brief
+        self._desk, self._engine = desk, engine
+        self._hub: Hub | None = None
+        self._pickled = b""
+        self._calls: list[_JoblibCall] = []
+        self._stops: dict[int, Callable[[], None]] = {}  # of workers in threads
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by worker; empty for threads."""
+        return dict(self._hub.pids) if self._hub is not None else {}
+
+    def start(self, workers: Sequence[tuple[int, int]]) -> None:
+        """Start some workers, each in its so-manieth life; NoWorkersError if that can't be."""
+        from joblib import delayed
+
+        if self._backend == "threading":
+            what = (self._brief, self._desk, self._engine, self._stops)
+            tasks = [delayed(_host_in_thread)(*who, *what) for who in workers]
+        else:
+            hub = self._hub = self._hub or self._open_hub()
+            tasks = [delayed(host_in_process)(hub.address, hub.key, *who, self._pickled) for who in workers]
+        self._calls.append(_JoblibCall(self._backend, workers, tasks, self._desk.died))
+
+    def may_start(self, workers: Sequence[int]) -> bool:
+        """One death ends loky's whole pool: it has to be over before there can be another."""
+        return self._backend != "loky" or not any(call.is_running for call in self._calls)
+
+    def kill(self, worker: int) -> bool:
+        """SIGKILL for a process; a thread can't be ended."""
+        pid = self.pids.get(worker)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return pid is not None
+
+    def close(self, is_finished: bool) -> None:
+        """End all workers: if everything was played they end by themselves, else they lose what they play."""
+        if not is_finished:
+            for stop in list(self._stops.values()):
+                stop()
+            if self._hub is not None:
+                self._hub.close()
+        for call in self._calls:
+            if not call.join(_END_S, has_lost=self._desk.restarts > 0):
+                logger.warning("workers %s did not end within %g s and are left behind", call.workers, _END_S)
+        if self._hub is not None:
+            self._hub.close()
+
+    def _open_hub(self) -> Hub:
+        try:
+            self._pickled = cloudpickle.dumps(self._brief)
+        except Exception as error:
+            raise NoWorkersError(f"what workers need can't be pickled: {type(error).__name__}: {error}") from error
+        return Hub(self._desk, self._engine)
+
+
+class _JoblibCall:
+    """One call of joblib.Parallel, in a thread: a long task for each of some workers."""
+
+    def __init__(
+        self,
+        backend: str,
+        workers: Sequence[tuple[int, int]],
+        tasks: list[Any],
+        died: Callable[[int, int, str], None],
+    ) -> None:
+        self._lives, self._died = list(workers), died
+        self._backend = {"multiprocessing": _patient_pool, "loky": _own_loky}.get(backend, lambda: backend)()
+        self._thread = threading.Thread(target=self._run, args=(tasks,), name="hosts-joblib", daemon=True)
+        self._thread.start()
+
+    @property
+    def workers(self) -> list[int]:
+        """Their numbers."""
+        return [worker for worker, _ in self._lives]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether some of its tasks are, as far as joblib knows."""
+        return self._thread.is_alive()
+
+    def join(self, patience_s: float, has_lost: bool) -> bool:
+        """Wait until all tasks have ended; those of killed processes never will, and are not waited for."""
+        if has_lost and hasattr(self._backend, "give_up"):
+            self._backend.give_up()
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
+
+    def _run(self, tasks: list[Any]) -> None:
+        from joblib import Parallel
+
+        try:
+            # One job alone joblib would run here, in the parent: a worker that dies would take us with it.
+            Parallel(max(2, len(tasks)), backend=self._backend, batch_size=1, pre_dispatch="all")(tasks)
+        except BaseException as error:  # its first line is kept: the exception itself would keep the dead pool alive
+            how = f"{type(error).__name__}: {error}".splitlines()[0]
+        else:
+            return
+        for worker, life in self._lives:
+            self._died(worker, life, how)
+
+
+def _own_loky() -> Any:
+    """joblib's loky backend, which would keep its processes and their folder for the next call of any program part."""
+    from joblib.parallel import LokyBackend
+
+    class OwnLoky(LokyBackend):  # type: ignore[misc]
+        has_processes = False
+
+        def configure(self, *args: Any, **options: Any) -> Any:
+            """Start them."""
+            n_jobs = super().configure(*args, **options)
+            self.has_processes = True
+            return n_jobs
+
+        def abort_everything(self, ensure_ready: bool = True) -> None:
+            """End them by force."""
+            self.has_processes = False
+            super().abort_everything(ensure_ready=ensure_ready)
+
+        def terminate(self) -> None:
+            """The call is over: end the processes, too."""
+            if self.has_processes:
+                self.abort_everything(ensure_ready=False)
+
+    return OwnLoky()
+
+
+def _patient_pool() -> Any:
+    """joblib's multiprocessing backend, which would wait for ever for the task of a process that was killed."""
+    from joblib.parallel import MultiprocessingBackend
+
+    class PatientPool(MultiprocessingBackend):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self._answers: list[Callable[[Any], None]] = []
+
+        def submit(self, func: Any, callback: Any = None) -> Any:
+            """As joblib's own, with a second way to answer."""
+            is_answered = threading.Event()
+
+            def answer(out: Any) -> None:
+                if not is_answered.is_set():
+                    is_answered.set()
+                    callback(out)
+
+            self._answers.append(answer)
+            return super().submit(func, answer)
+
+        def give_up(self) -> None:
+            """What has not been answered by now is over."""
+            for answer in self._answers:
+                answer([None])
+
+    return PatientPool()
+
+
+def _host_in_thread(
+    worker: int, life: int, brief: WorkerBrief, desk: Desk, engine: Engine, stops: dict[int, Callable[[], None]]
+) -> None:
+    def open_port() -> MemoryPort:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        stops[worker] = lambda: _cancel(loop, task)
+        return MemoryPort(worker, desk, engine)
+
+    desk.join(worker, life)
+    try:
+        asyncio.run(work(worker, brief, open_port))
+    except asyncio.CancelledError:
+        desk.leave(worker, life)
+    except BaseException as error:
+        logger.exception("worker %d failed", worker)
+        desk.died(worker, life, f"{type(error).__name__}: {error}")
+    else:
+        desk.leave(worker, life)
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    with contextlib.suppress(RuntimeError):  # it has ended already
+        loop.call_soon_threadsafe(task.cancel)
+
+
+def host_in_process(address: str, key: bytes, worker: int, life: int, pickled: bytes) -> None:
+    """What joblib runs in a process: a worker with a socket to the hub. Ends when the parent does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    parent = os.getppid()
+
+    brief = cloudpickle.loads(pickled)
+    try:
+        asyncio.run(work(worker, brief, lambda: SocketPort(address, key, worker, life)))
+    except* (ConnectionError, asyncio.CancelledError):  # the parent hung up: it needs nothing more of us
+        threading.Thread(target=_end_as_orphan, args=(parent, Path(address).parent), daemon=True).start()
+
+
+def _end_as_orphan(parent: int, folder: Path) -> None:
+    """joblib's processes wait for another task, minutes long, even if no parent is left to give them one.
+
+    The hub's folder is the parent's to remove, unless it was killed.
+    """
+    pause = threading.Event()
+    for _ in range(100):
+        if os.getppid() != parent:
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(1)
+        pause.wait(0.05)

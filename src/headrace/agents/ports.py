@@ -1,0 +1,281 @@
+"""A worker's way out: to the desk and the engine of this process, or over a socket to those of the parent.
+
+    MemoryPort, in a thread:   pull · generate · done · beat ──> desk, engine
+    SocketPort, in a process:  {"pull"} {"generate": request} {"forget": question} {"done": group} {"beat"}
+                                   ──unix socket, JSON──> Hub: desk, engine ──{"answer"}──> SocketPort
+
+Nothing is unpickled from the socket: frames are JSON, the socket lies in a directory of the user's own and asks for a
+key. A worker that dies closes its connection, and that is how the hub knows. A worker whose parent is gone ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+from typing import Any
+
+from headrace.agents.callers import Bridge, awaited
+from headrace.agents.desk import Desk
+from headrace.agents.engines.protocol import Completion, Engine, Request
+from headrace.agents.plan import Ticket
+from headrace.agents.records import ENGINE, EpisodeError, Group, decode, encode
+from headrace.runtime.line import Line
+
+Reply = Callable[[int, Any], None]
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryPort:
+    """Without a wire, for a worker in a thread."""
+
+    def __init__(self, worker: int, desk: Desk, engine: Engine) -> None:
+        self._worker, self._desk, self._engine = worker, desk, engine
+        self._bridge = Bridge()
+
+    async def pull(self) -> Ticket | None:
+        """From the desk."""
+        return await self._bridge.result(self._desk.pull(self._worker))
+
+    async def generate(self, request: Request, limit_s: float) -> Completion:
+        """From the engine; an answer that is not waited for any more need not be given."""
+        future = self._engine.submit(request)
+        try:
+            return await self._bridge.result(future, limit_s)
+        except (asyncio.CancelledError, TimeoutError):
+            future.cancel()
+            raise
+
+    def done(self, group: Group) -> None:
+        """To the desk."""
+        self._desk.done(self._worker, group)
+
+    def beat(self, waits: list[tuple[str, float]]) -> None:
+        """To the desk."""
+        self._desk.beat(self._worker, waits)
+
+    def close(self) -> None:
+        """Nothing to let go of: the host says goodbye."""
+
+
+class SocketPort:
+    """A worker's end of the socket. `life` says how often this worker was started before."""
+
+    def __init__(self, address: str, key: bytes, worker: int, life: int = 0) -> None:
+        self._line = Line(Client(address, "AF_UNIX", authkey=key))
+        self._loop, self._bridge = asyncio.get_running_loop(), Bridge()
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._count = 0
+        self._is_gone = False
+        self._send({"hello": worker, "life": life, "pid": os.getpid()})
+        self._reader = threading.Thread(target=self._read, name="port-reader", daemon=True)
+        self._reader.start()
+
+    async def pull(self) -> Ticket | None:
+        """From the hub."""
+        ticket = await self._ask({"pull": True})
+        return None if ticket is None else Ticket(**ticket)
+
+    async def generate(self, request: Request, limit_s: float) -> Completion:
+        """Through the hub."""
+        answer = await self._ask({"generate": vars(request) | {"ids": list(request.ids)}}, limit_s)
+        if "failure" in answer:
+            raise EpisodeError(answer["failure"], answer["message"])
+        return Completion(**answer)
+
+    def done(self, group: Group) -> None:
+        """To the hub."""
+        self._send({"done": encode(group)})
+
+    def beat(self, waits: list[tuple[str, float]]) -> None:
+        """To the hub."""
+        self._send({"beat": waits})
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self._send({"bye": True})
+        self._reader.join(5.0)  # the hub hangs up once it has read everything
+        self._line.connection.close()
+
+    async def _ask(self, message: dict[str, Any], limit_s: float | None = None) -> Any:
+        if self._is_gone:
+            raise ConnectionResetError("the parent is gone")
+        self._count += 1
+        number = self._count
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._pending[number] = future
+        try:
+            self._send(message | {"id": number})
+            return await awaited(future, limit_s)
+        except (asyncio.CancelledError, TimeoutError):
+            self._send({"forget": number})
+            raise
+        finally:
+            self._pending.pop(number, None)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a hub that is gone is noticed by the reader
+            self._line.send(json.dumps(message).encode())
+
+    def _read(self) -> None:
+        while (frame := self._line.receive()) is not None:
+            reply = json.loads(frame)
+            self._bridge.post(partial(self._resolve, reply["id"], reply["answer"]))
+        self._bridge.post(self._hang_up)
+
+    def _resolve(self, number: int, answer: Any) -> None:
+        future = self._pending.get(number)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def _hang_up(self) -> None:
+        self._is_gone = True
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(ConnectionResetError("the parent is gone"))
+
+
+class Hub:
+    """The parent's end: one thread a worker."""
+
+    def __init__(self, desk: Desk, engine: Engine) -> None:
+        self._desk, self._engine = desk, engine
+        self._folder = tempfile.TemporaryDirectory(prefix="headrace-agents-")
+        self.address = str(Path(self._folder.name) / "hub")
+        self.key = secrets.token_bytes(32)
+        self._listener = Listener(self.address, "AF_UNIX", authkey=self.key)
+        self._threads: list[threading.Thread] = []
+        self._lines: list[Line] = []
+        self.pids: dict[int, int] = {}
+        self._is_closed = False
+        self._accepter = threading.Thread(target=self._accept, name="hub-accepter", daemon=True)
+        self._accepter.start()
+
+    def close(self) -> None:
+        """Hang up on all workers."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with contextlib.suppress(Exception):  # wake the accepter
+            Client(self.address, "AF_UNIX", authkey=self.key).close()
+        self._accepter.join()
+        self._listener.close()
+        for line in self._lines:
+            _shut_down(line)
+        for thread in self._threads:
+            thread.join(5.0)
+        self._folder.cleanup()
+
+    def _has_ended(self) -> bool:
+        return self._is_closed
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                connection = self._listener.accept()
+            except Exception as error:  # a stranger without the key, or a peer that went away
+                if not self._is_closed:
+                    logger.warning("a connection was refused: %s: %s", type(error).__name__, error)
+                continue
+            if self._has_ended():
+                connection.close()
+                return
+            line = Line(connection)
+            thread = threading.Thread(target=self._serve, args=(line,), name="hub-worker", daemon=True)
+            self._lines.append(line)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, line: Line) -> None:
+        """One worker, from its hello to its goodbye or its death."""
+        who, lock = {"hello": -1, "life": -1, "pid": -1}, threading.Lock()
+        asked: dict[int, Future[Completion]] = {}
+
+        def reply(number: int, answer: Any) -> None:
+            with lock, contextlib.suppress(OSError):  # a worker that is gone is noticed below
+                line.send(json.dumps({"id": number, "answer": answer}).encode())
+
+        how = "its process ended"
+        try:
+            while (frame := line.receive()) is not None:
+                message = json.loads(frame)
+                worker = who["hello"]
+                if "generate" in message:
+                    self._generate(Request(**message["generate"]), message["id"], asked, reply)
+                elif "forget" in message:
+                    if (future := asked.pop(message["forget"], None)) is not None:
+                        future.cancel()
+                elif "pull" in message:
+                    self._desk.pull(worker).add_done_callback(partial(_granted, reply, message["id"]))
+                elif "beat" in message:
+                    self._desk.beat(worker, [(what, age) for what, age in message["beat"]])
+                elif "done" in message:
+                    self._desk.done(worker, decode(message["done"]))
+                elif "hello" in message:
+                    who, how = message, f"process {message['pid']} ended"
+                    self.pids[who["hello"]] = who["pid"]
+                    self._desk.join(who["hello"], who["life"])
+                elif "bye" in message:
+                    self._desk.leave(worker, who["life"])
+                    return
+        except Exception as error:
+            logger.exception("worker %d sent what can't be read", who["hello"])
+            how = f"sent what can't be read: {error}"
+        finally:
+            self._part(line, lock, who, asked)
+        if not self._is_closed and who["hello"] >= 0:
+            self._desk.died(who["hello"], who["life"], how)
+
+    def _part(
+        self, line: Line, lock: threading.Lock, who: dict[str, int], asked: dict[int, Future[Completion]]
+    ) -> None:
+        """A worker is gone, one way or the other: its answers are not waited for."""
+        if self.pids.get(who["hello"]) == who["pid"]:
+            self.pids.pop(who["hello"], None)
+        with lock, contextlib.suppress(OSError):
+            line.connection.close()
+        for future in list(asked.values()):
+            future.cancel()
+
+    def _generate(self, request: Request, number: int, asked: dict[int, Future[Completion]], reply: Reply) -> None:
+        def answered(future: Future[Completion]) -> None:
+            asked.pop(number, None)
+            if future.cancelled():
+                reply(number, {"failure": ENGINE, "message": "cancelled"})
+                return
+            error = future.exception()
+            if error is None:
+                one = future.result()
+                plain = {"ids": list(one.ids), "log_probs": list(one.log_probs), "versions": list(one.versions)}
+                reply(number, vars(one) | plain)
+            elif isinstance(error, EpisodeError):
+                reply(number, {"failure": error.boundary, "message": error.message})
+            else:
+                reply(number, {"failure": ENGINE, "message": f"{type(error).__name__}: {error}"})
+
+        future = asked[number] = self._engine.submit(request)
+        future.add_done_callback(answered)
+
+
+def _shut_down(line: Line) -> None:
+    """Its reader sees the end; closing it under a reader would be an error there."""
+    handle = line.connection.fileno
+    with contextlib.suppress(OSError), socket.fromfd(handle(), socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.shutdown(socket.SHUT_RDWR)
+
+
+def _granted(reply: Reply, number: int, future: Future[Ticket | None]) -> None:
+    ticket = None if future.cancelled() else future.result()
+    reply(number, None if ticket is None else dict(vars(ticket)))

@@ -1,0 +1,87 @@
+"""What is used of joblib: public names only, and they do what the hosts rely on. If joblib moves them, this is red."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import headrace.agents
+from headrace.agents.hosts import _JoblibCall, _own_loky, _patient_pool
+
+
+def test_no_private_module_of_joblib_is_imported() -> None:
+    for path in Path(headrace.agents.__file__).parent.rglob("*.py"):
+        private = re.findall(r"joblib(?:\.\w+)*\._\w+|joblib\.externals", path.read_text())
+        assert not private, f"{path.name}: {private}"
+
+
+def test_the_backends_have_what_is_overridden() -> None:
+    from joblib.parallel import LokyBackend, MultiprocessingBackend
+
+    for name in ("configure", "abort_everything", "terminate"):
+        assert callable(getattr(LokyBackend, name)), name
+    assert callable(MultiprocessingBackend.submit)
+
+
+def _pid(path: str) -> None:
+    Path(path, str(os.getpid())).touch()
+
+
+def test_loky_ends_its_processes_with_the_call(tmp_path: Path) -> None:
+    """joblib would keep them for the next call, for minutes."""
+    from joblib import Parallel, delayed
+
+    backend = _own_loky()
+    Parallel(2, backend=backend, batch_size=1, pre_dispatch="all")([delayed(_pid)(str(tmp_path))] * 2)
+    assert not backend.has_processes
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert pids
+    assert os.getpid() not in pids
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists() and "Z" not in _state(pid)]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def _die() -> None:
+    os.kill(os.getpid(), 9)
+
+
+def test_a_pool_that_lost_a_process_can_be_given_up() -> None:
+    """joblib would wait for the task of the killed process for ever."""
+    from joblib import Parallel, delayed
+
+    backend = _patient_pool()
+    ended = threading.Event()
+
+    def call() -> None:
+        Parallel(2, backend=backend, batch_size=1, pre_dispatch="all")([delayed(_die)()] * 2)
+        ended.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert not ended.wait(1.0)
+    backend.give_up()
+    thread.join(10)
+    assert ended.is_set()
+
+
+def _refuse() -> None:
+    raise RuntimeError("no room\nsecond line")
+
+
+def test_a_call_that_fails_reports_each_of_its_workers() -> None:
+    from joblib import delayed
+
+    died: list[tuple[int, int, str]] = []
+    tasks: list[Any] = [delayed(_refuse)()] * 2
+    call = _JoblibCall("threading", [(0, 0), (1, 4)], tasks, lambda *what: died.append(what))
+    assert call.join(10, has_lost=False)
+    assert died == [(0, 0, "RuntimeError: no room"), (1, 4, "RuntimeError: no room")]
