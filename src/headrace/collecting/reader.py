@@ -151,7 +151,8 @@ class Reader:
         return state | parts, arrays
 
     def restore(self, state: dict[str, Any], arrays: dict[str, Array]) -> None:
-        """Go on from a snapshot, wherever hosts run now."""
+        """Go on from a snapshot, wherever hosts run now; what happened since is forgotten."""
+        self._failure, self._rejected = None, []
         if self._is_launched:
             self.reopen(self._topology)
         self.ledger.restore(state["ledger"])
