@@ -15,10 +15,10 @@ import torch
 
 import headrace as hr
 from headrace.inference.local import LocalInference
-from headrace.inference.plain_mlp import PlainMlpAct
 from headrace.memory.spaces import Box, Discrete
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import MlpPolicy, build_policy
+from headrace.policies.plain_mlp import PlainMlpAct
 
 OBSERVATION, ACTION, N_STEPS = Box((4,), "float32", (-4.0,), (4.0,)), Discrete(2), 128
 
@@ -83,7 +83,7 @@ def forward_us(kind: str, rows: int = 8, calls: int = 2000) -> float:
 
     functions = {
         "forward": lambda: plain.forward(obs),
-        "act": lambda: inference.act(obs, noise, out),
+        "act": lambda: inference.act({"obs": obs}, noise, out),
         "eager torch": lambda: torch.distributions.Categorical(logits=eager(tensor)).sample(),
         "numpy": numpy_forward,
     }

@@ -9,9 +9,11 @@ session-scoped fixture holds was there before and is not a leak. Each worker of 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -22,8 +24,9 @@ import pytest
 from support.belongings import Held, describe, keep_book, reap_adopted_orphans, take_stock
 
 # The key that proves who wrote a checkpoint: the tests' own, so that none of them writes to a user's home.
-_KEYS = tempfile.TemporaryDirectory(prefix="headrace-tests-")
-os.environ["HEADRACE_KEY_FILE"] = os.path.join(_KEYS.name, "key")
+_KEYS = tempfile.mkdtemp(prefix="headrace-tests-")
+os.environ["HEADRACE_KEY_FILE"] = os.path.join(_KEYS, "key")
+atexit.register(shutil.rmtree, _KEYS, ignore_errors=True)
 
 # torch's threads wait for each other by spinning. On busy cores, as when tests run side by side, that keeps the thread
 # that is waited for off its core: it took ten times as long. Read when torch is loaded, here and by all that we start.

@@ -1,4 +1,4 @@
-"""headrace brings experience to a learner: it steps environments, runs the policy, packs rollouts and trains on them.
+"""headrace collects rollouts from Gymnasium environments and trains torch policies on them.
 
     import headrace as hr
     model = hr.PPO("MlpPolicy", "CartPole-v1", n_envs=64, n_steps=32)

@@ -34,7 +34,7 @@ from headrace.cli.options import CLEANRL_NAMES
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 PAGES = [ROOT / "README.md", *GUIDES]
-LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "ARCHITECTURE.md", ROOT / "docs" / "security.md"]
+LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED += sorted((ROOT / "docs" / "decisions").glob("*.md"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 

@@ -26,10 +26,10 @@ from headrace.runtime.supervisor_state import (
     Instruction,
     Kill,
     Left,
-    Limits,
     Lost,
     Phase,
     Ready,
+    RestartLimits,
     Start,
     SupervisorState,
     Tick,
@@ -39,10 +39,10 @@ HOW = "killed by signal 9"
 picks = st.integers(0, 1000)  # an index into whatever there is to choose from
 
 
-def limits_of(numbers: st.SearchStrategy[int]) -> st.SearchStrategy[Limits]:
+def limits_of(numbers: st.SearchStrategy[int]) -> st.SearchStrategy[RestartLimits]:
     seconds = st.one_of(st.none(), st.sampled_from([3.0, 10.0]))
     return st.builds(
-        Limits,
+        RestartLimits,
         fruitless=st.one_of(st.none(), numbers),
         first_starts=st.integers(1, 3),
         restarts=st.one_of(st.none(), numbers.map(lambda n: 3 * n)),
@@ -55,7 +55,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     """The state, the processes it speaks of, and the plainest possible memory of what happened."""
 
     @initialize(num_workers=st.integers(1, 3), limits=limits_of(st.integers(0, 4)))
-    def start(self, num_workers: int, limits: Limits) -> None:
+    def start(self, num_workers: int, limits: RestartLimits) -> None:
         self.limits = limits
         self.now_s = 100.0
         self.state = SupervisorState(num_workers, limits)
@@ -244,7 +244,7 @@ TestSupervisor.settings = settings(deadline=None, max_examples=150, stateful_ste
 # ---------------------------------------------------------------------------------------------------------- it can fail
 
 
-def machine_of(num_workers: int, limits: Limits) -> tuple[SupervisorMachine, Callable[..., None]]:
+def machine_of(num_workers: int, limits: RestartLimits) -> tuple[SupervisorMachine, Callable[..., None]]:
     machine = SupervisorMachine()
     machine.start(num_workers, limits)
 
@@ -270,7 +270,7 @@ def by_hand() -> None:
 
 def random_kills_with_work_in_between() -> None:
     """Each of two workers dies again and again, but gets something done in between: never too often."""
-    m, do = machine_of(2, Limits(fruitless=1))
+    m, do = machine_of(2, RestartLimits(fruitless=1))
     for _ in range(2):
         do((m.carry_out_a_start, 0), (m.ready, 0))
     do((m.ready, 1))
@@ -281,40 +281,40 @@ def random_kills_with_work_in_between() -> None:
 
 def deaths_without_work() -> None:
     """And what comes after giving up is not listened to."""
-    m, do = machine_of(1, Limits(fruitless=2))
+    m, do = machine_of(1, RestartLimits(fruitless=2))
     do((m.carry_out_a_start, 0), (m.ready, 0), (m.work, 0), (m.beat, 0, "a"), (m.die, 0))
     do((m.carry_out_a_start, 0), (m.ready, 0), (m.die, 0), (m.carry_out_a_start, 0), (m.beat, 0, "b"), (m.die, 0))
     assert m.is_over
     do((m.tick, 8.0))
-    m, do = machine_of(2, Limits(fruitless=0))
+    m, do = machine_of(2, RestartLimits(fruitless=0))
     do(*[(m.carry_out_a_start, 0)] * 2, (m.ready, 0), (m.ready, 1), (m.die, 0), (m.die, 0))
     assert m.is_over
 
 
 def a_worker_that_does_not_come_up() -> None:
-    m, do = machine_of(2, Limits(first_starts=2))
+    m, do = machine_of(2, RestartLimits(first_starts=2))
     do((m.carry_out_a_start, 0), (m.carry_out_a_start, 0), (m.ready, 1), (m.die, 0))
     do((m.carry_out_a_start, 0), (m.die, 0))
     assert m.is_over
-    m, do = machine_of(2, Limits(start_s=3.0))
+    m, do = machine_of(2, RestartLimits(start_s=3.0))
     do((m.carry_out_a_start, 0), (m.tick, 2.5), (m.tick, 1.0))
     assert m.is_over
 
 
 def silence() -> None:
-    m, do = machine_of(2, Limits(silent_s=3.0))
+    m, do = machine_of(2, RestartLimits(silent_s=3.0))
     do((m.carry_out_a_start, 0), (m.carry_out_a_start, 0), (m.ready, 0), (m.tick, 2.5), (m.beat, 0, None))
     do((m.tick, 2.5), (m.work, 0), (m.tick, 2.5), (m.ready, 1), (m.tick, 1.0), (m.tick, 1.0), (m.tick, 1.0))
     do((m.die, 0), (m.carry_out_a_start, 0), (m.tick, 8.0), (m.ready, 0), (m.tick, 8.0), (m.work, 1), (m.tick, 0.0))
 
 
 def a_worker_leaves() -> None:
-    m, do = machine_of(2, Limits(silent_s=3.0))
+    m, do = machine_of(2, RestartLimits(silent_s=3.0))
     do((m.carry_out_a_start, 0), (m.carry_out_a_start, 0), (m.ready, 0), (m.ready, 1), (m.leave, 0), (m.tick, 8.0))
 
 
 def restarts_run_out() -> None:
-    m, do = machine_of(2, Limits(fruitless=None, restarts=3))
+    m, do = machine_of(2, RestartLimits(fruitless=None, restarts=3))
     do((m.carry_out_a_start, 0), (m.carry_out_a_start, 0), (m.ready, 0), (m.ready, 1))
     for pick in (0, 1, 0):
         do((m.die, pick), (m.carry_out_a_start, 0), (m.ready, 0), (m.ready, 1), (m.work, 0), (m.work, 1))

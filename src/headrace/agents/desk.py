@@ -78,7 +78,7 @@ class Desk:
         self._is_fragile = is_fragile  # one death ends all workers: no worker gets a group until all are back
         self._supervisor = supervision.SupervisorState(
             num_workers,
-            supervision.Limits(
+            supervision.RestartLimits(
                 fruitless=None,
                 needs_all=False,
                 restarts=_RESTARTS * num_workers,

@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
 
     rollout = commands.add_parser("rollout", help="play groups of episodes and keep their records")
     _configured(rollout)
-    rollout.add_argument("--run-dir", type=Path, help="where records go; an interrupted run there is gone on with")
+    rollout.add_argument("--run-dir", type=Path, help="where records go; an interrupted run there continues")
     rollout.set_defaults(run=_rollout)
 
     compare = commands.add_parser("compare", help="sequential and parallel side by side; exit code 1 if they disagree")
@@ -44,14 +44,14 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", type=Path, help="the numbers, as JSON")
     compare.set_defaults(run=_compare)
 
-    serve = commands.add_parser("serve", help="a token-in/token-out server in vLLM's shape")
+    serve = commands.add_parser("serve", help="a server with vLLM's token interface")
     _configured(serve)
-    serve.add_argument("--host", default="127.0.0.1", help="loopback, unless there is a token")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; other than loopback needs --token")
     serve.add_argument("--port", type=int, default=8000)
-    serve.add_argument("--token", default=os.environ.get("HEADRACE_TOKEN", ""), help="that clients have to send")
+    serve.add_argument("--token", default=os.environ.get("HEADRACE_TOKEN", ""), help="token that clients must send")
     for kind in ("slow", "error", "drop", "garbage", "wrong-logprobs"):
         serve.add_argument(f"--fault-{kind}", type=float, default=0.0, metavar="SHARE", help="share of requests")
-    serve.add_argument("--slow-s", type=float, default=5.0, help="how slow is slow")
+    serve.add_argument("--slow-s", type=float, default=5.0, help="seconds that a slow answer takes")
     serve.set_defaults(run=_serve)
 
     show = commands.add_parser("show", help="print a recorded conversation, or list a file's episodes")
@@ -63,9 +63,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _configured(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-name", default="base", help="base, base-parallel, or a YAML file")
-    parser.add_argument("--config-dir", type=Path, help="where else configurations lie")
-    parser.add_argument("--trust", action="store_true", help="import, call and ask what a file of --config-name names")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as in agent_proxy.max_turn=3")
+    parser.add_argument("--config-dir", type=Path, help="another directory with configuration files")
+    parser.add_argument("--trust", action="store_true", help="import and call what the file names without asking")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as in agent_proxy.max_turn=3")
 
 
 def _rollout(options: argparse.Namespace) -> int:

@@ -31,7 +31,7 @@ class EvalOptions:
     json: Path | None = None
     """Also write the returns and lengths to this file."""
     trust: bool = False
-    """Import and call what the run names (module:attribute, kwargs, wrappers), though you did not make it."""
+    """Import and call what the run names (module:attribute, kwargs, wrappers) without asking."""
 
 
 def main(argv: list[str]) -> int:

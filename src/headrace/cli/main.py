@@ -20,16 +20,16 @@ from headrace import __version__
 from headrace.errors import EnvError, HeadraceError
 
 COMMANDS = {
-    "train": "train PPO on an environment, with a live view, checkpoints and a report",
+    "train": "train a policy on an environment, with a live view, checkpoints and a report",
     "eval": "play episodes with a trained policy",
-    "agents": "multi-turn rollouts of LLM agents over many text environments",
+    "agents": "collect multi-turn rollouts of LLM agents in text environments",
     "check": "find out what headrace can guarantee for an environment",
 }
 _NOT_BUILT = ("record", "plan", "sweep", "doctor", "bench", "replay", "watch")
 
 _HELP = """usage: headrace COMMAND [options]
 
-Collects reinforcement-learning experience and keeps a learner fed.
+Collects rollouts from Gymnasium environments and trains policies on them.
 
 commands:
 {commands}

@@ -39,7 +39,7 @@ class TrainOptions:
     config: Path | None = None
     """Defaults from a TOML file, or from the config.json of another run; options given here win."""
     resume: Path | None = None
-    """Go on with a run directory or checkpoint, bit for bit; --total-timesteps may be raised."""
+    """Continue the run of a run directory or checkpoint, bit for bit; --total-timesteps may be raised."""
     run_dir: Path | None = None
     """Where results go; runs/<env>__<algorithm>__<seed>__<time> if not given."""
     seed: int | None = None
@@ -59,7 +59,7 @@ class TrainOptions:
     schedule: Path | None = None
     """Replay an asynchronous run inline, to the same bits: its schedule.jsonl, with --config its config.json."""
     trust: bool = False
-    """Import and call what --resume or --config names (module:attribute, kwargs, wrappers), though you did not."""
+    """Import and call what --resume or --config names (module:attribute, kwargs, wrappers) without asking."""
     quiet: bool = False
     """No live view."""
     dry_run: bool = False

@@ -23,23 +23,23 @@ class TopologyConfig:
     """Where things run."""
 
     n_envs: int = 8
-    """Environments in all, wherever they run."""
+    """Number of environments in all."""
     n_steps: int = 2048
     """Rows per rollout: steps of each environment between two updates."""
     topology: str = "auto"
-    """inline, threads, processes, ray or fused; auto measures and says why."""
+    """Where environments run: inline, threads or processes; auto measures and says why."""
     workers: str = "auto"
     """Worker processes or threads; auto, or a number."""
     inference: str = "auto"
-    """local: each actor runs the policy; central: one server does for all."""
+    """local: each worker runs the policy itself."""
     max_lag: int = 0
-    """How many versions old data may be; 0 is synchronous."""
+    """How many updates old the weights that collect may be; 0 is synchronous."""
     shards: int = 0
     """Groups of environments that fill one rollout buffer together; 0 chooses. Never changes synchronous results."""
     start_method: str = "forkserver"
-    """How worker processes come up: forkserver (quick) or spawn."""
+    """How worker processes are started: forkserver (fast) or spawn."""
     pick_up_rows: int = -1
-    """Rows after which actors look for newer weights; 0: only between slabs, -1: 0 if synchronous, else 8."""
+    """Rows after which workers look for newer weights; 0: only between rollouts, -1: 0 if synchronous, else 8."""
     publish_every: str = "1"
     """How often new weights are published: every so many updates, or seconds as in 0.5s."""
     batch: str = "every_shard"
@@ -119,7 +119,7 @@ def resolve(config: TopologyConfig, choose: Callable[[TopologyConfig], Choice]) 
         topology, workers = choice.topology, choice.workers
         reasons.append(choice.reason)
     if config.inference == "auto":
-        reasons.append("inference=local: each actor runs the policy itself; nothing travels")
+        reasons.append("inference=local: each worker runs the policy itself")
     if topology == "inline":
         workers = 1
     if workers > config.n_envs:
@@ -128,7 +128,7 @@ def resolve(config: TopologyConfig, choose: Callable[[TopologyConfig], Choice]) 
     if count < workers:
         raise UsageError(f"shards: expected at least workers = {workers}, got {count}; a worker needs one to fill")
     if not config.shards:
-        reasons.append(f"shards={count}: one for each that steps environments, so slabs are as large as can be")
+        reasons.append(f"shards={count}: one group of environments for each worker")
     rows = config.pick_up_rows if config.pick_up_rows >= 0 else 8 if config.max_lag else 0
     return Topology(
         topology, "local", config.max_lag, tuple(split(config.n_envs, count)), tuple(reasons), workers,

@@ -107,7 +107,7 @@ class Workers:
         if self._plan.env.is_vector():
             raise HeadraceError(
                 f"worker {lost.worker} ({envs}) died: {lost.how}; its environments are a pool that resets itself "
-                f"(class B): episodes can't be replayed. Resume from the last checkpoint"
+                f"(class B): episodes can't be replayed. Train on from the last checkpoint with weights_only=True"
             )
         logger.warning("worker %d (%s) died: %s; replaying its episodes", lost.worker, envs, lost.how)
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from headrace.errors import UsageError
-from headrace.inference.plain_mlp import PlainMlpAct, supports
 from headrace.memory.spaces import Leaves, Space, as_seen, leaves_of, shape_of
 from headrace.policies.networks import MlpPolicy, as_policy
+from headrace.policies.plain_mlp import PlainMlpAct, acts_compiled
 from headrace.policies.tiles import SMALLEST_TILE, spans
 
 Array = npt.NDArray[Any]
@@ -32,7 +32,7 @@ class LocalInference:
         if tile < SMALLEST_TILE:
             raise UsageError(f"tile: expected at least {SMALLEST_TILE} rows, got {tile}; smaller batches change bits")
         self._policy = as_policy(module)
-        self.plain = PlainMlpAct(module) if isinstance(module, MlpPolicy) and supports(module) else None
+        self.plain = PlainMlpAct(module) if isinstance(module, MlpPolicy) and acts_compiled(module) else None
         self._tile = tile
         # Torch aligns its memory to cache lines; rows of a slab may start anywhere, and rounding may depend on where.
         self._tensors = {

@@ -113,14 +113,14 @@ def choose(config: TopologyConfig, cores: int, look: Callable[[], Measured | Non
         return Choice("processes", wanted, f"topology=processes: workers={wanted} was asked for")
     if measured is None:
         return Choice(
-            "inline", 1, "topology=inline: the environment could not be measured; its first rollout will tell why"
+            "inline", 1, "topology=inline: the environment could not be measured; its first rollout will show why"
         )
     if not is_free and wanted > 1:
         place = "threads" if measured.two_threads > 1.7 else "processes"
         return Choice(place, wanted, f"topology={place}: workers={wanted} was asked for; {_told(measured)}")
     row_s = config.n_envs * measured.step_s + measured.policy.act_s
     if config.max_lag == 0 and row_s < config.n_envs * _CHEAP_S:
-        return Choice("inline", 1, f"topology=inline: {_told(measured)}: too cheap to share out")
+        return Choice("inline", 1, f"topology=inline: {_told(measured)}: workers would cost more than they save")
     alone = _promise("inline", 1, measured, config, cores)
     fit = _available_bytes() // _WORKER_BYTES
     counts = range(1 if config.max_lag else 2, wanted + 1)

@@ -22,10 +22,9 @@ from torch import Tensor, nn
 
 from headrace.compiler import compiled
 from headrace.learning.ppo_loss import Coefficients, Minibatch, Rows, Terms
-from headrace.learning.towers import Memory, Tower
 from headrace.policies.distributions import HALF_LOG_2PI, Categorical, DiagonalGaussian
-from headrace.policies.kernels import head
 from headrace.policies.networks import MlpPolicy, as_policy
+from headrace.policies.plain_mlp import Memory, Tower, head
 from headrace.policies.policy import Evaluation, Evaluator
 from headrace.weights.flat import FlatParameters
 

@@ -95,7 +95,7 @@ Instruction = Start | Kill | Lost | GiveUp
 
 
 @dataclass(frozen=True)
-class Limits:
+class RestartLimits:
     """When a death is one too many. None: no limit."""
 
     fruitless: int | None = 5
@@ -133,9 +133,9 @@ class _Worker:
 class SupervisorState:
     """The workers 0..n-1 of a run."""
 
-    def __init__(self, num_workers: int, limits: Limits | None = None) -> None:
+    def __init__(self, num_workers: int, limits: RestartLimits | None = None) -> None:
         self._workers = [_Worker() for _ in range(num_workers)]
-        self._limits = limits or Limits()
+        self._limits = limits or RestartLimits()
         self._launched_s = 0.0
         self._is_over = False
         self.restarts = 0

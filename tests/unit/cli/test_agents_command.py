@@ -61,7 +61,7 @@ def test_an_interrupted_rollout_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
     (folder / "groups.jsonl").write_text("".join(lines[:3]))
     assert agents(*command) == 0
     assert (folder / "result.json").read_text() == whole
-    assert "2 groups come from the journal" in (folder / "log.txt").read_text()
+    assert "2 groups come from the group log" in (folder / "log.txt").read_text()
 
 
 def test_show_lists_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,10 @@ from headrace.runtime.supervisor_state import (
     Instruction,
     Kill,
     Left,
-    Limits,
     Lost,
     Phase,
     Ready,
+    RestartLimits,
     Start,
     SupervisorState,
     Tick,
@@ -27,7 +27,7 @@ HOW = "killed by signal 9"
 
 def launched(num_workers: int = 1, *, ready: bool = True, **limits: float | None) -> SupervisorState:
     """Workers that were started at time 0, and are ready."""
-    state = SupervisorState(num_workers, Limits(**limits))  # type: ignore[arg-type]
+    state = SupervisorState(num_workers, RestartLimits(**limits))  # type: ignore[arg-type]
     assert state.launch(0.0) == [Start(worker) for worker in range(num_workers)]
     if ready:
         fed(state, *(Ready(worker) for worker in range(num_workers)))
@@ -174,7 +174,7 @@ def test_the_first_that_comes_up_in_time_is_enough() -> None:
 
 
 def test_time_counts_from_the_launch() -> None:
-    state = SupervisorState(1, Limits(start_s=10.0))
+    state = SupervisorState(1, RestartLimits(start_s=10.0))
     state.launch(1000.0)
     assert fed(state, Tick(), at_s=1009.0) == []
     assert isinstance(fed(state, Tick(), at_s=1011.0)[0], GiveUp)

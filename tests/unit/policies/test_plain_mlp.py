@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.policies.kernels import KINDS, activate, head, product, through_activation, transpose
+from headrace.policies.plain_mlp import KINDS, activate, head, product, through_activation, transpose
 
 SIZES = [(1, 1, 1), (3, 5, 7), (4, 4, 8), (13, 64, 64), (64, 376, 17)]
 
