@@ -155,7 +155,7 @@ def test_no_copy_of_the_weights_is_a_mixture(capacity: int) -> None:
             wait_for(lambda: store.version >= 0, publisher)
             for _ in range(reads // 2):
                 version = store.version
-                if store.copy_into(flat, version):
+                if store.copy_into(flat.published, version):
                     whole += 1
                     assert spread(flat.vector.numpy()) == (version, version)
                 latest = replica.load_latest(store)

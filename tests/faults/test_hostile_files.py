@@ -24,9 +24,9 @@ import pytest
 import headrace as hr
 from headrace.checkpoints.run_directory import open_run_dir, read_evaluations
 from headrace.checkpoints.snapshot import find_latest, load
+from headrace.collecting.schedule import Schedule
 from headrace.errors import CheckpointError, HeadraceError, UsageError
 from headrace.files import parse_json
-from headrace.launch.schedule import Schedule
 from headrace.telemetry.sinks import read_records
 from support.command import assert_says, run
 from support.doctored import doctor, rehash, write_manifest

@@ -45,12 +45,8 @@ class Workers:
         self.children: dict[int, Child] = {}
         self.vacant: list[int] = []  # workers to be started again
         self.start_of: StartOf = lambda shard: None
+        self.restarts = 0  # workers that were lost and replaced; one that can't be is not among them
         self._is_ended = False
-
-    @property
-    def restarts(self) -> int:
-        """Workers that were lost and replaced."""
-        return self.state.restarts - len(self.vacant)
 
     @property
     def num_starting(self) -> int:
@@ -67,6 +63,7 @@ class Workers:
         vacant, self.vacant = self.vacant, []
         for worker in vacant:
             self._start(worker)
+            self.restarts += 1
         return [shard for worker in vacant for shard in self._shards(worker)]
 
     def handle(self, event: Event) -> None:
