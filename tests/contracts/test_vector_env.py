@@ -443,7 +443,8 @@ def test_a_failure_inside_a_pool_is_an_env_failure_too(source: str) -> None:
         except EnvFailure:
             continue
         unnoticed.append(name)
-    assert unnoticed == ["a fraction where a choice was declared", "a complex reward"], "a pool makes numbers of these"
+    # Of these a pool makes numbers, with some versions of NumPy and Gymnasium.
+    assert set(unnoticed) <= {"a fraction where a choice was declared", "a complex reward"}
 
 
 @every_source
