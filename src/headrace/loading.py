@@ -10,7 +10,8 @@ nothing itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -91,6 +92,17 @@ def require_fit(snapshot: Snapshot, fit: Fit, weights_only: bool) -> None:
             f"{snapshot.origin.source}/episodes.safetensors: published: expected {fit.num_published:,} float32 "
             f"numbers, got {published.dtype} of shape {published.shape}; {_EARLIER}"
         )
+
+
+@contextmanager
+def read_from(snapshot: Snapshot) -> Iterator[None]:
+    """What the parts of a run find wrong with a checkpoint is said with the name of its directory."""
+    try:
+        yield
+    except CheckpointError as error:
+        if snapshot.origin is None:
+            raise
+        raise CheckpointError(f"{snapshot.origin.source}: {error}") from error
 
 
 def require_sound(snapshot: Snapshot) -> None:

@@ -384,6 +384,22 @@ def test_the_ledger_balances() -> None:
         next(rollouts)
 
 
+def test_a_collector_reports_what_a_run_would() -> None:
+    """The same seed, the same first rollout: episodes, counts and returns come out as in a run's update."""
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        update = model.run.update(ROLLOUT)
+    with hr.Collector("CartPole-v1", "MlpPolicy", n_envs=4, n_steps=16, seed=1) as rollouts:
+        assert rollouts.harvest is None
+        next(rollouts)
+    harvest = rollouts.harvest
+    assert harvest is not None
+    assert harvest.finished == update.finished != ()
+    assert harvest.steps == update.new_steps == ROLLOUT
+    for name in ("rollout/ep_rew_mean", "rollout/ep_len_mean", "headrace/episodes", "headrace/ledger/consumed"):
+        assert harvest.record[name] == update.record[name], name
+    assert not [name for name in harvest.record if name.startswith("train/")], "nothing was learned"
+
+
 def test_a_learner_of_ones_own_learns_cartpole() -> None:
     """A plain actor-critic of some lines, as the batch invites to."""
     policy = TorchPolicy()

@@ -33,7 +33,7 @@ from headrace.envs.seeds import Purpose
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import HeadraceError, SchemaError, UsageError
 from headrace.inference.local import LocalInference
-from headrace.loading import Fit, admit, require_fit
+from headrace.loading import Fit, admit, read_from, require_fit
 from headrace.memory.spaces import shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module
@@ -231,7 +231,8 @@ class Model:
                 model._parts.weights.load(snapshot.weights)
             else:
                 model._parts.require_fit(snapshot)
-                model._run.restore(snapshot)
+                with read_from(snapshot):
+                    model._run.restore(snapshot)
                 model._is_new = False
         except BaseException:
             model.close()

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from headrace.errors import CheckpointError
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -30,6 +32,14 @@ class Moment:
     """From 1 at the start to 0 at the end; schedules follow it."""
     acted: Callable[[int], nn.Module]
     """The policy that acted, by version; for reading."""
+
+
+def count_of(state: dict[str, Any], name: str) -> int:
+    """The one number that an algorithm's state holds under this name; refused if the state is another one."""
+    if set(state) != {name}:
+        got = ", ".join(state) or "nothing"
+        raise CheckpointError(f"state.json: algorithm: expected {name}, got {got[:200]}; use an earlier checkpoint")
+    return int(state[name])
 
 
 class Algorithm(Protocol):

@@ -18,7 +18,7 @@ from torch import Tensor
 from headrace.clock import now_s
 from headrace.learning.adam import Adam
 from headrace.learning.advantages import vtrace
-from headrace.learning.algorithm import Moment
+from headrace.learning.algorithm import Moment, count_of
 from headrace.learning.batch import Array, Batch, complete, flat_rows
 from headrace.learning.closed_form import Evaluators
 from headrace.learning.config import ImpalaConfig, schedule
@@ -67,7 +67,7 @@ class Impala:
 
     def restore(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """Go on from a checkpoint."""
-        self._minibatches_done = state["minibatches_done"]
+        self._minibatches_done = count_of(state, "minibatches_done")
         self._adam.restore(tensors)
 
     def _pass(self, batch: Batch, now: Batch, advantage: Array, returns: Array, moment: Moment) -> dict[str, float]:

@@ -23,7 +23,7 @@ from headrace.envs.seeds import Purpose, sequence
 from headrace.errors import UsageError
 from headrace.learning.adam import Adam
 from headrace.learning.advantages import gae, vtrace
-from headrace.learning.algorithm import Moment
+from headrace.learning.algorithm import Moment, count_of
 from headrace.learning.batch import Array, Batch, complete, flat_rows
 from headrace.learning.closed_form import ClosedFormGradients, Evaluators, supports
 from headrace.learning.config import PpoConfig, schedule
@@ -139,7 +139,7 @@ class Ppo:
 
     def restore(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """Go on from a checkpoint."""
-        self._minibatches_done = state["minibatches_done"]
+        self._minibatches_done = count_of(state, "minibatches_done")
         self._adam.restore(tensors)
 
 
