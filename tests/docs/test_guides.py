@@ -144,7 +144,7 @@ def shell(text: str, folder: Path) -> Said:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=250,
         check=False,
     )
     code = done.returncode if done.returncode >= 0 else 128 - done.returncode  # a signal, as a shell tells it

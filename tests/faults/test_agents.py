@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -32,6 +33,7 @@ from headrace.agents.limits import Limits
 from headrace.agents.metrics import summary
 from headrace.agents.plan import Rules
 from headrace.agents.records import COMPLETED, FAILED, EpisodeError, Group, fingerprint
+from headrace.agents.ways import StepTime
 from headrace.errors import UsageError
 from support.agent_envs import (
     RELEASE,
@@ -52,9 +54,11 @@ from support.agent_envs import (
     Stuck,
     spec,
 )
+from support.waiting import wait_until
 
 WAYS = [("sequential", 1), ("lock-step", 1), ("threading", 2), ("loky", 2), ("multiprocessing", 2)]
 QUICK = Limits(env_s=0.4, engine_s=5.0)
+HANGS_S = 18.0  # environments that hang come back after 20 s: who is done earlier has not waited for them
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +233,7 @@ def test_an_environment_that_hangs_is_given_up_and_replaced(backend: str, n_jobs
 def test_an_environment_that_always_hangs_fails_its_group_in_time(backend: str, n_jobs: int) -> None:
     started = time.monotonic()
     groups = rolled(spec(Hanging), backend, n_jobs, groups=2, group_size=1, limits=Limits(env_s=0.2))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < HANGS_S
     assert [group.status for group in groups] == [FAILED, FAILED]
     assert groups[0].failures[0].boundary == "timeout"
     assert "Hanging" in groups[0].failures[0].message
@@ -262,7 +266,7 @@ def test_close_that_hangs_holds_up_nobody(
     groups = rolled(
         spec(HangingClose, tag="Counting"), backend, n_jobs, groups=2, limits=Limits(env_s=0.3), pooled=pooled
     )
-    assert time.monotonic() - started < 12
+    assert time.monotonic() - started < HANGS_S
     assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=2))
     if backend in ("sequential", "lock-step", "threading") and not pooled:  # a process has a log of its own
         assert "did not come back from close within 0.3 s" in caplog.text
@@ -271,7 +275,7 @@ def test_close_that_hangs_holds_up_nobody(
 def test_closes_that_hang_side_by_side_cost_one_limit() -> None:
     started = time.monotonic()
     rolled(spec(HangingClose), "lock-step", 1, groups=3, group_size=8, limits=Limits(env_s=0.5))
-    assert time.monotonic() - started < 5, "one after the other, 24 of them would take 12 s"
+    assert time.monotonic() - started < 10, "one after the other, 24 of them would take 12 s"
 
 
 @pytest.mark.parametrize("pooled", [False, True])
@@ -310,17 +314,14 @@ def test_broken_off_while_environments_hang(backend: str) -> None:
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             rolled(spec(Stuck), backend, 2, groups=1, group_size=6, limits=Limits(env_s=15.0))
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 12, "they would be given up after 15 s"
         assert Stuck.num_inside == 1 if backend == "sequential" else Stuck.num_inside > 3
         assert len(Stuck.closed) == 6 - Stuck.num_inside
     finally:
         timer.join()
         signal.signal(signal.SIGUSR1, before)
         RELEASE.set()
-    deadline = time.monotonic() + 5
-    while len(Stuck.closed) < 6:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: len(Stuck.closed) >= 6)
     assert not any(Stuck.closed), "never while a step runs"
 
 
@@ -342,7 +343,7 @@ def test_back_at_the_moment_it_is_given_up_and_then_hanging_in_close(
         rules=Rules(max_actions_per_turn=1),
     )  # fmt: skip
     assert len(groups) == 1
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < HANGS_S
 
 
 @pytest.mark.parametrize("how", ["exit", "cancel", "interrupt", "generator"])
@@ -385,12 +386,16 @@ def test_auto_and_an_environment_that_always_hangs() -> None:
     """Neither the measurement nor the episodes wait for it longer than the limit."""
     started = time.monotonic()
     groups = rolled(spec(Hanging), "auto", -1, groups=2, group_size=1, limits=Limits(env_s=0.2))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < HANGS_S
     assert [group.failures[0].boundary for group in groups] == ["timeout", "timeout"]
 
 
-def test_auto_and_a_worker_that_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_and_a_worker_that_is_killed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Environments that compute go to processes by themselves, and one of these dies."""
+    # As measured on an idle machine: on a busy one, a step that waits for a core looks like one that waits.
+    monkeypatch.setattr("headrace.agents.ways.measure", lambda spec, _: StepTime(spec.tag, 0.008, 1.0))
     env = spec(Busy, tag="Counting", once=str(tmp_path / "once"), parent=os.getpid(), steps=2)
     with caplog.at_level(logging.INFO):
         groups = rolled(env, "auto", -1, groups=4, group_size=1)
@@ -495,7 +500,7 @@ def test_the_fallback_has_the_same_limits(
     monkeypatch.setattr(JoblibHosts, "start", refuse)
     started = time.monotonic()
     groups = rolled(spec(env), "loky", 2, groups=2, group_size=1, limits=Limits(env_s=0.2))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < HANGS_S
     assert len(groups) == 2
     assert "sequentially with the same seeds" in caplog.text
     assert all(group.failures[0].boundary == "timeout" for group in groups if env is Hanging)
@@ -692,10 +697,17 @@ def test_what_was_broken_off_is_played_first_next_time() -> None:
     assert fingerprint([*first, *rest]) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=10))
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """For a socket: its path may have 107 bytes, and pytest's own folders have long names."""
+    with tempfile.TemporaryDirectory(prefix="hr-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("backend", ["sequential", "lock-step", "threading", "loky", "multiprocessing"])
 def test_broken_off_keeps_what_is_finished_and_resume_skips_nothing(
-    backend: str, how: signal.Signals, tmp_path: Path
+    backend: str, how: signal.Signals, tmp_path: Path, short_folder: Path
 ) -> None:
     """Ctrl-C or kill -9 in the middle, then the same directory again: every group once, the calm run's records."""
     program = textwrap.dedent(f"""
@@ -720,31 +732,29 @@ def test_broken_off_keeps_what_is_finished_and_resume_skips_nothing(
     """)
     script = tmp_path / "run.py"
     script.write_text(program)
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+    temporary = short_folder
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "TMPDIR": str(temporary)}
     command = [sys.executable, str(script), str(tmp_path / "run")]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout is not None
-    for _ in range(3):
-        assert process.stdout.readline().startswith("group")
+    begun = [process.stdout.readline() for _ in range(3)]
+    if not all(line.startswith("group") for line in begun):
+        process.kill()
+        raise AssertionError(f"{begun}: {process.communicate()[1]}")
     if how == signal.SIGINT:
         os.killpg(process.pid, how)  # as a terminal does: to everybody
     else:
         os.kill(process.pid, how)  # workers have to find out by themselves
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "all" not in out
-    deadline = time.monotonic() + 5
-    while left := living(process.pid):
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.05)
+    wait_until(lambda: not living(process.pid))
     assert list(temporary.glob("headrace-agents-*")) == []
     before = 3 + out.count("group")
 
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert again.returncode == 0, again.stderr
     untold = 24 - before - again.stdout.count("group")  # killed between writing a group down and saying so
     assert 0 <= untold <= (how == signal.SIGKILL), "nothing is repeated, nothing is skipped"

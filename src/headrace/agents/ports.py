@@ -168,8 +168,9 @@ class Hub:
         if self._is_closed:
             return
         self._is_closed = True
-        with contextlib.suppress(Exception):  # wake the accepter
-            Client(self.address, "AF_UNIX", authkey=self.key).close()
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:  # wake the accepter
+            knock.setblocking(False)  # it may have gone with a worker that came late, and would not answer
+            knock.connect(self.address)
         self._accepter.join()
         self._listener.close()
         for line in self._lines:

@@ -1,8 +1,10 @@
 """The socket between a worker's process and the hub: what nobody waits for any more is not generated."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from multiprocessing.connection import Client
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.plan import Ticket
 from headrace.agents.ports import Hub, SocketPort
 from headrace.agents.scheduler import Scheduler
+from support.waiting import wait_until
 
 REQUEST = Request(0, 0, 0, [1, 2], 4, 7)
 
@@ -47,7 +50,7 @@ def hub(engine: Silent) -> Iterator[Hub]:
 
 
 async def soon(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not is_so():
             await asyncio.sleep(0.005)
 
@@ -63,6 +66,19 @@ def test_an_answer_finds_its_question(hub: Hub, engine: Silent) -> None:
         port.close()
 
     asyncio.run(scene())
+
+
+def test_a_worker_that_comes_while_the_hub_closes_does_not_hold_it_up(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The accepter may end with that worker, before anybody wakes it."""
+    monkeypatch.setattr(hub, "_has_ended", lambda: True)
+    Client(hub.address, "AF_UNIX", authkey=hub.key).close()
+    wait_until(lambda: not hub._accepter.is_alive())
+    closing = threading.Thread(target=hub.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
 
 
 @pytest.mark.parametrize("how", ["late", "cancelled", "gone"])

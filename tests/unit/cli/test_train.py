@@ -258,7 +258,7 @@ def test_a_person_at_a_terminal_sees_a_panel_without_colours_if_asked(tmp_path: 
         pass  # the terminal's other end was closed: the process is done
     finally:
         os.close(leader)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=200) == 0
     assert b"headrace" in shown
     assert b"steps/s" in shown
     assert b"\x1b[" in shown, "it is redrawn in place"
