@@ -756,8 +756,8 @@ def test_broken_off_keeps_what_is_finished_and_resume_skips_nothing(
 
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert again.returncode == 0, again.stderr
-    untold = 24 - before - again.stdout.count("group")  # killed between writing a group down and saying so
-    assert 0 <= untold <= (how == signal.SIGKILL), "nothing is repeated, nothing is skipped"
+    unseen = 24 - before - again.stdout.count("group")  # either signal may come between writing a group and saying so
+    assert 0 <= unseen <= 1, "nothing is repeated, nothing is skipped"
     want = fingerprint(rolled(spec(Counting, step_s=0.0), "sequential", 1, groups=24))
     assert again.stdout.split()[-1] == want
 
