@@ -146,6 +146,7 @@ class OneThread(Steady):
         return super().step(action)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("env", [Holds, OneThread])
 def test_threads_are_not_promised_to_those_who_can_not_use_them(env: Any) -> None:
     envs = build_envs(EnvSpec(env), range(1), 0)
