@@ -151,6 +151,7 @@ def test_a_signal_during_an_evaluation(calm: Path, tmp_path: Path) -> None:
     assert_resumes_to(calm, tmp_path)
 
 
+@pytest.mark.alone
 def test_twice_ctrl_c_ends_at_once(calm: Path, tmp_path: Path) -> None:
     """The first one can't get through: the environment swallows it. The checkpoints so far are whole."""
     process = start_run(tmp_path, "--checkpoint-every", "64", announce=2 * N_STEPS + 3, hold_s=-30.0)
@@ -161,7 +162,7 @@ def test_twice_ctrl_c_ends_at_once(calm: Path, tmp_path: Path) -> None:
     sent = time.monotonic()
     process.send_signal(signal.SIGINT)
     outcome = end(process)
-    assert time.monotonic() - sent < 25.0, "the environment holds for 30 s"
+    assert time.monotonic() - sent < 5.0
     assert outcome.code == 130
     assert outcome.err == "headrace: interrupted\n"
     assert not (tmp_path / "out" / "result.json").exists()

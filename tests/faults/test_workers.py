@@ -162,6 +162,7 @@ with hr.PPO("MlpPolicy", "support.worker_envs:dawdling", env_kwargs={"delay_s": 
         pytest.param("spawn", 0, marks=pytest.mark.full),
     ],
 )
+@pytest.mark.alone
 def test_the_learner_is_killed(method: str, max_lag: int, tmp_path: Path) -> None:
     """SIGKILL, which nobody can catch: its workers notice, and the shared memory goes with the last of them."""
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
@@ -176,8 +177,8 @@ def test_the_learner_is_killed(method: str, max_lag: int, tmp_path: Path) -> Non
     finally:
         learner.kill()
         learner.wait()
-    wait_until(lambda: all(map(is_gone, facts["pids"])), 30.0)
-    wait_until(lambda: not any(path.exists() for path in segments), 30.0)
+    wait_until(lambda: all(map(is_gone, facts["pids"])), 5.0)
+    wait_until(lambda: not any(path.exists() for path in segments), 5.0)
     wait_until(lambda: all(map(is_gone, members)))  # the fork server takes its time to unload torch
 
 
