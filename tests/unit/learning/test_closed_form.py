@@ -37,7 +37,8 @@ def assert_same_gradients(ours: FlatParameters, autograd: FlatParameters, terms:
     for name, reference in autograd.gradients.items():
         scale = max(float(reference.abs().max()), 1e-2)  # below it is the rounding of numbers of the order of 1
         error = float((ours.gradients[name] - reference).abs().max()) / scale
-        assert error < 1e-4, f"{name}: relative error {error:.2e}"
+        # Where a lone tanh unit is saturated, 1 - tanh² cancels: rounding of tanh by 2e-8 shows as 2e-4 of the gradient.
+        assert error < 4e-4, f"{name}: relative error {error:.2e}"
     np.testing.assert_allclose(terms, want, rtol=1e-4, atol=3e-5)
 
 
@@ -57,6 +58,7 @@ def assert_same_gradients(ours: FlatParameters, autograd: FlatParameters, terms:
     seed=st.integers(0, 2**16),
 )
 @example("box", "vector", "tanh", (32,), [64, 1, 64], 0.2, 0.2, 0.02, 0.5, True, 0.3, 0)
+@example("box_2d", "discrete", "tanh", (7, 1, 1), [1], 0.2, None, 0.02, 0.5, True, 0.3, 0)
 def test_gradients_and_terms_are_autograds(
     action: str,
     observation: str,
