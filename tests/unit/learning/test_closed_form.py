@@ -37,7 +37,7 @@ def assert_same_gradients(ours: FlatParameters, autograd: FlatParameters, terms:
     for name, reference in autograd.gradients.items():
         scale = max(float(reference.abs().max()), 1e-2)  # below it is the rounding of numbers of the order of 1
         error = float((ours.gradients[name] - reference).abs().max()) / scale
-        # Where a lone tanh unit is saturated, 1 - tanh² cancels: rounding of tanh by 2e-8 shows as 2e-4 of the gradient.
+        # A lone tanh unit that is saturated: 1 - tanh² cancels, so rounding by 2e-8 shows as 2e-4 of the gradient.
         assert error < 4e-4, f"{name}: relative error {error:.2e}"
     np.testing.assert_allclose(terms, want, rtol=1e-4, atol=3e-5)
 
