@@ -1,12 +1,13 @@
 """Is this tree slower than the commit before it? Old, new and old again, in turns, with old-against-old as the control.
 
-    round: three fresh processes (old, new, old'), each warm -> slices of 0.25 s, the three in turn, in every order
+    round: three fresh processes (old, new, old'), each warm -> slices of 0.1 s, the three in turn, in every order
            -> new / old and old' / old, each the median over the slices               no slice and no round is discarded
     all rounds -> the median of new / old, beside a band of what old' / old does by itself
 
 "old" is the base commit in a temporary folder, "new" is this tree; Python, libraries and work are the same. A slice of
 one contender is compared with the slices of the others beside it, so a machine that gets slower does so for all three.
-Processes are fresh in every round, since a process may be quicker or slower for its whole life.
+Slices are short, since noise is: many of them say more than few long ones. Processes are fresh in every round, since a
+process may be quicker or slower for its whole life.
 
 The band. In a round, let a, b and n be the logarithms of the speeds of old, old' and new. The control is b - a, the
 result n - (a + b) / 2, which varies less. Over all rounds, s is the root mean square of the control, and the band is
@@ -259,22 +260,23 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     arguments = harness.arguments(__doc__, add=options)
-    rounds, slices, seconds = (1, 1, 0.0) if arguments.smoke else (6, 8, 0.25) if arguments.quick else (12, 12, 0.25)
+    rounds, slices, seconds = (1, 1, 0.0) if arguments.smoke else (6, 24, 0.1) if arguments.quick else (12, 40, 0.1)
     rounds = arguments.rounds or rounds
+    named = [one for one in WORKLOADS if arguments.only == one] or [one for one in WORKLOADS if arguments.only in one]
+    chosen = IN_SMOKE if arguments.smoke else named
     at_start = harness.host()
     claims, absent, extra = list[harness.Claim](), dict[str, str](), dict[str, Any]()
     with tempfile.TemporaryDirectory(prefix="paired-") as folder:
         new = arguments.tree.resolve() / "src"
         # A smoke test needs no history, which a shallow clone has not got.
         old = new if arguments.smoke else check_out(arguments.base, Path(folder))
-        for workload in IN_SMOKE if arguments.smoke else WORKLOADS:
-            if arguments.only in workload:
-                try:
-                    claim, extra[workload] = measured(workload, (old, new, old), rounds, slices, seconds)
-                    claims.append(claim)
-                except ContenderError as error:
-                    absent[workload] = str(error)
-                    print(f"{workload}: {error}", flush=True)
+        for workload in chosen:
+            try:
+                claim, extra[workload] = measured(workload, (old, new, old), rounds, slices, seconds)
+                claims.append(claim)
+            except ContenderError as error:
+                absent[workload] = str(error)
+                print(f"{workload}: {error}", flush=True)
     shared = {"base": arguments.base, "slices": slices, "slice_s": seconds, "factor": factor(rounds)}
     harness.report(claims, arguments.json, absent, {"host_at_start": at_start} | shared | {"workloads": extra})
 
