@@ -11,8 +11,7 @@ JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Modules are compiled when they are first imported, and most of them never are: this halves the time of a set-up.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 CORE := $(VENV)/.core
 INSTALLED := $(VENV)/.installed
 
