@@ -32,6 +32,10 @@ atexit.register(shutil.rmtree, _KEYS, ignore_errors=True)
 # that is waited for off its core: it took ten times as long. Read when torch is loaded, here and by all that we start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Started in the background by a shell (`make test &`), everything ignores Ctrl-C, and all that we start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 GRACE_S = 5.0  # what is already on its way out may take this long, also on a busy machine
 POLL_S = 0.01
 
@@ -83,6 +87,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.when == "call":
         item.stash[CALL_FAILED] = report.failed
+    # What was logged may hold lone surrogates, on purpose; pytest-xdist could not send them and would end the session.
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
 
 

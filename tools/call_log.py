@@ -112,26 +112,33 @@ def read_log(path: Path, is_program: bool) -> ProcessLog:
     return log
 
 
-def calls_of(log: ProcessLog, spine: str | None = None) -> Iterator[Call]:
-    """A process's calls, thread by thread; of the program's thread that enters the spine only those at or below it."""
+def calls_of(
+    log: ProcessLog, spine: str | None = None, apart: frozenset[tuple[str, str]] = frozenset()
+) -> Iterator[Call]:
+    """A process's calls, thread by thread; of the program's thread that enters the spine only those at or below it.
+
+    Of these, calls at or below functions that are set apart, as (file, name), are left out.
+    """
     threads: dict[str, list[Event]] = {}
     for event in log.events:
         threads.setdefault(event.thread, []).append(event)
     for events in threads.values():
         if log.is_program and any(event.function.file == spine for event in events):
-            yield from _below(events, spine)
+            yield from _below(events, spine, apart)
         else:
             yield from ((event.caller, event.function) for event in _from_a_beginning(events) if event.is_call)
 
 
-def _below(events: Iterable[Event], spine: str | None) -> Iterator[Call]:
-    """Calls of the spine and of what it calls, however deep."""
+def _below(events: Iterable[Event], spine: str | None, apart: frozenset[tuple[str, str]]) -> Iterator[Call]:
+    """Calls of the spine and of what it calls, however deep, but for what is set apart."""
     stack: list[Function] = []
     for event in events:
         if not event.is_call:
             del stack[-1:]
             continue
-        if any(one.file == spine for one in stack):
+        if any((one.file, one.name) in apart for one in (*stack, event.function)):
+            pass
+        elif any(one.file == spine for one in stack):
             yield event.caller, event.function
         elif event.function.file == spine:
             yield None, event.function

@@ -6,7 +6,8 @@
 
 Only what runs after a warm-up counts: building, launching and configuration do not. Of what runs,
 - a file is *on the path* if it runs in a worker, in a thread, or below `train.py`;
-- it is *around* it, if it only runs outside of an update: the session, its sinks;
+- it is *around* it, if it only runs outside of an update (the session, its sinks), or by the clock and not with the
+  data (BY_THE_CLOCK: the watch over workers, a few times per second whatever is collected);
 - it is a *glance*, if no more than GLANCE_LINES of its lines run: an accessor, a constant function. Its name says it.
 The path is counted, the other two are listed, and all three are summed as "every file". Lines are those of whole files,
 since that is what is opened; "ran" are the lines that did run (of compiled functions: all).
@@ -35,6 +36,7 @@ from call_log import Call, ProcessLog, TraceError, calls_of, trace
 TOOLS = Path(__file__).resolve().parent
 SPINE, WITH_SPINE = "train.py", ("processes", "inline")
 GLANCE_LINES = 3
+BY_THE_CLOCK = frozenset({("collecting/watch.py", "look_after")})
 
 ROUTES = {
     "processes": "env.step -> weights, two worker processes",
@@ -137,7 +139,8 @@ def measure(route: str, package: Path) -> Cost:
 
 def cost_of(logs: Sequence[ProcessLog], package: Path, watched: int, spine: str | None = None) -> Cost:
     """Files, lines, and the walk. With a spine, what the program's own thread does outside of it is around the path."""
-    calls = [call for log in sorted(logs, key=lambda one: one.is_program) for call in calls_of(log, spine)]
+    ordered = sorted(logs, key=lambda one: one.is_program)
+    calls = [call for log in ordered for call in calls_of(log, spine, BY_THE_CLOCK)]
     functions = {one for log in logs for event in log.events for one in (event.function, event.caller) if one}
     if late := sorted({one.file for one in functions if one.name == "<module>"}):
         raise TraceError(f"{', '.join(late)}: imported within the window, so its start would count; warm up longer")

@@ -22,6 +22,8 @@ __all__ = [
     "NoiseSpec",
     "check_env",
     "evaluate_policy",
+    "recorded_episodes",
+    "replay",
 ]
 
 _HOMES = {
@@ -30,6 +32,8 @@ _HOMES = {
     "AgentRollouts": "headrace.agents.rollouts",
     "Collector": "headrace.api.collector",
     "evaluate_policy": "headrace.api.evaluation",
+    "replay": "headrace.api.replay",
+    "recorded_episodes": "headrace.api.replay",
     "check_env": "headrace.evaluation.check",
     "EnvSpec": "headrace.envs.spec",
     "NoiseSpec": "headrace.policies.noise",

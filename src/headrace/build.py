@@ -12,6 +12,7 @@ import copy
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from headrace.checkpoints.snapshot import Snapshot
@@ -26,15 +27,14 @@ from headrace.collecting.topology import Topology, publishing
 from headrace.collecting.worker import WorkerPlan
 from headrace.collecting.workers import Workers
 from headrace.envs.seeds import Purpose, leaf
-from headrace.episodes.journal import Journal, Standing
+from headrace.episodes.journal import Journal
+from headrace.episodes.standing import Standing
 from headrace.errors import SchemaError, UsageError
-from headrace.inference.self_test import self_test
+from headrace.inference.self_test import fitting_tile
 from headrace.launch.auto import survey
 from headrace.launch.rehearsal import Rehearsal, rehearse
 from headrace.learning.algorithm import Algorithm
-from headrace.learning.config import AlgorithmConfig, ImpalaConfig
-from headrace.learning.impala import Impala
-from headrace.learning.ppo import Ppo
+from headrace.learning.config import AlgorithmConfig
 from headrace.memory import spaces
 from headrace.memory.allocator import keep_freed_memory
 from headrace.memory.ring import Ring
@@ -43,12 +43,10 @@ from headrace.memory.segment import HeapSegment, SharedSegment
 from headrace.policies.networks import as_policy, build_policy
 from headrace.policies.policy import Module
 from headrace.policies.threads import torch_threads
-from headrace.policies.tiles import default_tile
 from headrace.run_config import RunConfig, encode
 from headrace.train import Run
 from headrace.weights.flat import FlatParameters
-from headrace.weights.store import WeightStore, store_bytes
-from headrace.weights.versions import Weights
+from headrace.weights.store import Weights, WeightStore, store_bytes
 
 
 @dataclass
@@ -134,7 +132,19 @@ def build_run(config: RunConfig, module: Module | None = None, schedule: Schedul
 
 def build_algorithm(config: AlgorithmConfig, flat: FlatParameters, seed: int) -> Algorithm:
     """The algorithm of a configuration."""
-    return Impala(flat, config, seed) if isinstance(config, ImpalaConfig) else Ppo(flat, config, seed)
+    algorithm: Algorithm = _home(config).build(flat, config, seed)
+    return algorithm
+
+
+def acting_policy(module: Module, config: AlgorithmConfig, observation: spaces.Space, action: spaces.Space) -> Module:
+    """What acts and is trained: the policy itself, unless its algorithm says otherwise."""
+    acting = getattr(_home(config), "acting", None)
+    return module if acting is None else acting(module, observation, action, config)
+
+
+def _home(config: AlgorithmConfig) -> Any:
+    """The file of an algorithm; names are those of our own configs (learning/config), whatever a file says."""
+    return import_module(f"headrace.learning.{config.name}")
 
 
 def build_parts(
@@ -146,30 +156,34 @@ def build_parts(
 
     def rehearsed(observation: spaces.Space, action: spaces.Space) -> Rehearsal:
         policy = module or build_policy(config.policy, observation, action, 0)
+        policy = acting_policy(policy, config.algorithm, observation, action)
         learns = build_algorithm if is_learning else None
         return rehearse(policy, observation, action, place, config.policy.tile, config.algorithm, learns)
 
     found = survey(config.env, config.seed, place, rehearsed, schedule.num_shards if schedule else None)
-    topology = found.topology
+    topology, config = found.topology, replace(config, env=found.env)
     if module is None:
         with torch_threads(1):  # orthogonal matrices come out with other bits on another number of threads
             module = build_policy(config.policy, found.observation, found.action, leaf(config.seed, Purpose.WEIGHTS))
-    policy = as_policy(module)
-    tile = config.policy.tile or default_tile(place.n_envs, policy.largest_tile)
+    module = acting_policy(module, config.algorithm, found.observation, found.action)
+    with torch_threads(1):
+        tile = fitting_tile(
+            copy.deepcopy(module), found.observation, found.action, place.n_envs, config.policy.tile
+        )  # fmt: skip
     plan = HostPlan(
         config.env,
         config.seed,
         topology.shards,
         tuple(rollout_schema(found.observation, found.action, place.n_steps, len(one)) for one in topology.shards),
         copy.deepcopy(module),
-        policy.noise,
+        as_policy(module).noise,
         found.observation,
         found.action,
         tile,
         topology.pick_up_rows,
+        place.nan_policy,
+        place.out_of_bounds,
     )
-    with torch_threads(1):
-        self_test(copy.deepcopy(module), found.observation, found.action, tile)
     flat = FlatParameters(module)
     make = SharedSegment.create if topology.topology == "processes" else HeapSegment
     capacity = schedule.capacity if schedule else topology.pace.versions_kept
@@ -177,7 +191,7 @@ def build_parts(
     try:
         is_due = schedule.is_publishing if schedule else None
         weights = Weights(flat, store, *publishing(place.publish_every), is_due)
-        journal = Journal(place.n_envs, partial(leaf, config.seed, Purpose.ENV), found.observation, found.action)
+        journal = Journal(place.n_envs, config.env.seed_of(config.seed, Purpose.ENV), found.observation, found.action)
         reader = Reader(
             partial(open_place, plan, store, flat.size, capacity),
             topology,
@@ -202,7 +216,10 @@ def open_place(plan: HostPlan, store: WeightStore, size: int, capacity: int, top
         if topology.topology == "processes":
             names = (str(ring.segment.name), str(store.segment.name))
             make_plan = partial(_worker_plan, plan, names, size, capacity)
-            place = Processes(Workers(plan, make_plan, topology.workers, topology.start_method))
+            workers = Workers(
+                plan, make_plan, topology.workers, topology.start_method, topology.limits, topology.spares
+            )
+            place = Processes(workers)
         elif topology.topology == "threads":
             place = Threads(plan, ring.segment.buffer, store, topology.workers)
         else:
@@ -212,6 +229,7 @@ def open_place(plan: HostPlan, store: WeightStore, size: int, capacity: int, top
 
 
 def _worker_plan(
-    plan: HostPlan, segments: tuple[str, str], size: int, capacity: int, starts: dict[int, Standing | None]
-) -> WorkerPlan:
-    return WorkerPlan(plan, starts, *segments, size, capacity)
+    plan: HostPlan, segments: tuple[str, str], size: int, capacity: int, starts: dict[int, Standing | None],
+    notes: str, worker: int,
+) -> WorkerPlan:  # fmt: skip
+    return WorkerPlan(plan, starts, *segments, size, capacity, notes, worker)

@@ -1,7 +1,7 @@
 """Every error headrace raises on purpose, and the exit code each one means.
 
-A message says what was expected, what came, where (env index, episode id, seed, step) and what to do.
-Knows nothing of any room.
+A message says what was expected, what came, where (env index, episode id, seed, step) and what to do. It may quote an
+environment's own message, which may have any length: it is cut (plain_text). Knows nothing of any room.
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ from __future__ import annotations
 from operator import index
 from typing import SupportsIndex
 
+from headrace.plain_text import MAX_ERROR, shortened
+
 
 class HeadraceError(Exception):
     """Something failed and the message says what to do about it."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message, MAX_ERROR))
 
 
 class UsageError(HeadraceError):
@@ -67,6 +72,10 @@ class LedgerError(HeadraceError):
 
 class CheckpointError(HeadraceError):
     """A checkpoint is missing, torn, corrupt, or belongs to something else."""
+
+
+class JournalError(HeadraceError):
+    """Recorded episodes are missing, damaged, or belong to something else."""
 
 
 class ReplayError(HeadraceError):

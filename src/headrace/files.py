@@ -1,6 +1,7 @@
 """Files that may come from elsewhere, read as data: regular files, no links, so many bytes at most, plain JSON.
 
     path --read_regular--> bytes --parse_json--> values of bounded depth and size, every key once
+    path --read_lines--> line after line, each of bounded length
 
 Raises OSError and ValueError with a reason in plain words; the caller knows the file's role and says what to do.
 Does not know what a file means.
@@ -12,9 +13,9 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MAX_JSON_BYTES = 64 << 20
 MAX_ARRAY_BYTES = 8 << 30
@@ -43,20 +44,28 @@ def kind_of(mode: int) -> str:
 
 def read_regular(path: Path, default_limit: int) -> bytes:
     """The bytes of a regular file; a link, a pipe, a device or a file above the limit is refused unread."""
-    _require_regular(os.lstat(path).st_mode)  # opening a device may already do something
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        _require_regular(found.st_mode)
-        limit = size_limit(default_limit)
-        if found.st_size > limit:
-            raise OSError(
-                errno.EFBIG, f"it has {found.st_size:,} bytes, expected at most {limit:,} ({LIMIT_VARIABLE} sets this)"
-            )
-        data = file.read(found.st_size + 1)
-    if len(data) != found.st_size:
+    with _open_regular(path) as file:
+        size = _size_within(file, default_limit)
+        data = file.read(size + 1)
+    if len(data) != size:
         raise OSError(errno.EIO, "its size changed while it was read")
     return data
+
+
+def read_lines(path: Path, max_line_bytes: int, default_limit: int | None = None) -> Iterator[bytes]:
+    """The lines of a regular file, each with its newline; the last one may be torn and have none.
+
+    A line above the limit is a ValueError. One line is held at a time, so the file needs no limit unless all is kept.
+    """
+    with _open_regular(path) as file:
+        if default_limit is not None:
+            _size_within(file, default_limit)
+        number = 0
+        while line := file.readline(max_line_bytes + 1):
+            number += 1
+            if len(line) > max_line_bytes:
+                raise ValueError(f"line {number:,} has more than {max_line_bytes:,} bytes")
+            yield line
 
 
 def read_named(path: Path, default_limit: int = MAX_JSON_BYTES) -> bytes:
@@ -119,6 +128,25 @@ def require_bounded(value: Any, max_values: int = MAX_VALUES) -> None:
             if seen > max_values:
                 raise ValueError(f"more than {max_values:,} values")
             stack.extend((part, depth + 1) for part in parts if isinstance(part, dict | list))
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    _require_regular(os.lstat(path).st_mode)  # opening a device may already do something
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(descriptor, "rb")
+    try:
+        _require_regular(os.fstat(descriptor).st_mode)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _size_within(file: BinaryIO, default_limit: int) -> int:
+    size, limit = os.fstat(file.fileno()).st_size, size_limit(default_limit)
+    if size > limit:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, expected at most {limit:,} ({LIMIT_VARIABLE} sets this)")
+    return size
 
 
 def _require_regular(mode: int) -> None:

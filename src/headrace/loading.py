@@ -2,9 +2,10 @@
 
     Snapshot --admit--> its form is sound, its options are, it fits this machine, and what it names has consent
     Snapshot, parts of a built run --require_fit--> its arrays belong to this policy
+    config.json of a run --admit_config--> its form is sound, and what it names has consent
 
-Everything that loads goes through here before it builds: PPO.load, from_snapshot, eval, --resume. Reads and builds
-nothing itself.
+Everything that loads goes through here before it builds: PPO.load, from_snapshot, eval, --resume, replay. Reads and
+builds nothing itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from headrace.checkpoints.form import FormError, require_form, require_no_nan
+from headrace.checkpoints.form import CONFIG, FormError, require_form, require_no_nan
 from headrace.checkpoints.snapshot import Snapshot
 from headrace.envs.consent import parts_to_ask_for, require_consent
 from headrace.envs.spec import EnvSource, EnvSpec
@@ -63,6 +64,25 @@ def admit(
     if env is not None:
         saved["env"] = None
     require_consent(parts_to_ask_for(saved, named), str(origin.source), origin.doubt)
+
+
+def admit_config(
+    config: Mapping[str, Any], source: str, doubt: str, env: EnvSource | EnvSpec | None = None, trust: bool = False
+) -> None:
+    """Raise unless the environment of a run's config.json may be built; `env` and `trust` as in `admit`.
+
+    `doubt`: why it is not proved that this user wrote it; empty if it is.
+    """
+    try:
+        CONFIG({name: value for name, value in config.items() if name != "session"}, "config")
+    except FormError as error:
+        raise CheckpointError(f"{source} can't be used: {error}") from error
+    if trust or not doubt or isinstance(env, EnvSpec):
+        return
+    saved = dict(config["env"])
+    if env is not None:
+        saved["env"] = None
+    require_consent(parts_to_ask_for(saved, None), source, doubt)
 
 
 def is_admitted(snapshot: Snapshot, trust: bool = False) -> bool:

@@ -46,25 +46,33 @@ class SessionConfig:
     """Steps between checkpoints; 0 for one at the end only."""
     keep_checkpoints: int = 3
     """How many of them to keep; 0 for all."""
+    keep_episodes_mb: int = 256
+    """Megabytes of recorded episodes to keep for headrace replay, the newest ones; 0 for none."""
     eval_every: int = 0
     """Steps between evaluations; 0 for none."""
     n_eval_episodes: int = 10
     """Episodes of an evaluation."""
     stop_reward: float | None = None
     """Stop when an evaluation's mean reward reaches this; exit code 3 if it never does."""
+    stall_after_s: float = 120.0
+    """Seconds without an update after which log.txt gets the stack of every thread; the run goes on. 0 for never."""
 
     def __post_init__(self) -> None:
         for name, least in (
             ("total_timesteps", 1),
             ("checkpoint_every", 0),
             ("keep_checkpoints", 0),
+            ("keep_episodes_mb", 0),
             ("eval_every", 0),
             ("n_eval_episodes", 1),
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise UsageError(f"{name}: expected a whole number of at least {least}, got {value!r}")
-        require_types(self, {float: ("stop_reward",)})
+        require_types(self, {float: ("stop_reward", "stall_after_s")})
+        stall_after_s: Any = self.stall_after_s
+        if stall_after_s is None or not 0 <= stall_after_s <= 1e6:
+            raise UsageError(f"stall_after_s: expected 0 to 1,000,000 seconds, got {stall_after_s!r}")
         if self.stop_reward is not None and self.eval_every == 0:
             raise UsageError("stop_reward needs evaluations to look at: set eval_every as well")
         if self.tags not in ("sb3", "cleanrl", "both"):
@@ -88,21 +96,7 @@ def encode(config: RunConfig) -> dict[str, Any]:
 
 def decode(data: dict[str, Any], env: EnvSpec | None = None, **options: Any) -> RunConfig:
     """The inverse of `encode`. What was a function must be given again: `env`, or a schedule by its name."""
-    saved = data["env"]
-    parts = [saved["env"], *saved["wrappers"]]
-    lost = [key for key, value in saved["kwargs"].items() if isinstance(value, dict) and set(value) == {"object"}]
-    if env is None and lost:
-        raise UsageError(
-            f"the environment's kwargs {', '.join(lost)} were objects that a file can't hold; pass "
-            f"env=hr.EnvSpec(...) again"
-        )
-    if env is None:
-        if any(isinstance(part, dict) for part in parts):
-            names = ", ".join(part["callable"] for part in parts if isinstance(part, dict))
-            raise UsageError(
-                f"the run's environment was built by functions ({names}), which a file can't hold; pass env=... again"
-            )
-        env = EnvSpec(saved["env"], saved["kwargs"], tuple(saved["wrappers"]), saved["action_repeat"])
+    env = decode_env(data["env"]) if env is None else env
     values = data["algorithm"] | options
     kind = ALGORITHMS.get(values.pop("name"))
     if kind is None:
@@ -114,3 +108,21 @@ def decode(data: dict[str, Any], env: EnvSpec | None = None, **options: Any) -> 
             )
     policy = data["policy"] | {"net_arch": tuple(data["policy"]["net_arch"])}
     return RunConfig(env, data["seed"], PolicyConfig(**policy), kind(**values), TopologyConfig(**data["topology"]))
+
+
+def decode_env(saved: dict[str, Any]) -> EnvSpec:
+    """The environment of a saved configuration, if a file can hold it."""
+    lost = [key for key, value in saved["kwargs"].items() if isinstance(value, dict) and set(value) == {"object"}]
+    if lost:
+        raise UsageError(
+            f"the environment's kwargs {', '.join(lost)} were objects that a file can't hold; pass "
+            f"env=hr.EnvSpec(...) again"
+        )
+    parts = [saved["env"], *saved["wrappers"]]
+    if any(isinstance(part, dict) for part in parts):
+        names = ", ".join(part["callable"] for part in parts if isinstance(part, dict))
+        raise UsageError(
+            f"the run's environment was built by functions ({names}), which a file can't hold; pass env=... again"
+        )
+    wrappers = tuple(saved["wrappers"])
+    return EnvSpec(saved["env"], saved["kwargs"], wrappers, saved["action_repeat"], saved["seed_bits"])

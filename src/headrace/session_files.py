@@ -1,10 +1,12 @@
 """What a session writes into its run directory while it goes on.
 
     Update ──> metrics.jsonl and TensorBoard (sinks) · episodes.jsonl · schedule.jsonl (asynchronous runs)
+           ──> journal/ (what headrace replay needs)
     what headrace logs ──> log.txt
 
 A resumed run writes some steps again: what lies beyond the step it goes on from is cut off first. A full disk costs
-lines, never the run. Does not know checkpoints, signals or when to stop.
+lines, never the run, nor the error that it ended with. log.txt is UTF-8 that a terminal can show: an environment's
+message may hold anything. Does not know checkpoints, signals or when to stop.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-from headrace.checkpoints.run_directory import cut_episodes
+from headrace.checkpoints.run_directory import cut_episodes, cut_recorded, cut_schedule
 from headrace.collecting.schedule import encode_update
+from headrace.episodes.journal_file import JournalWriter
+from headrace.plain_text import MAX_TRACEBACK, printable, shortened
 from headrace.run_config import SessionConfig
 from headrace.telemetry.sinks import JsonlSink, Record, Sinks, TensorBoardSink
 from headrace.train import Update
@@ -31,9 +35,12 @@ Write = Callable[[Update], None]
 class SessionFiles:
     """The files of one session; without a directory nothing is written."""
 
-    def __init__(self, run_dir: Path | None, config: SessionConfig, num_shards: int, is_async: bool) -> None:
+    def __init__(
+        self, run_dir: Path | None, config: SessionConfig, num_shards: int, is_async: bool, seed: int = 0
+    ) -> None:
         self._dir, self._config = run_dir, config
-        self._num_shards, self._is_async = num_shards, is_async
+        self._num_shards, self._is_async, self._seed = num_shards, is_async, seed
+        self.is_recording = run_dir is not None and config.keep_episodes_mb > 0
         self._sinks = Sinks([])
         self._writers: list[Write] = []
 
@@ -48,10 +55,16 @@ class SessionFiles:
             stack.callback(sinks.close)
             self._sinks = sinks
             cut_episodes(self._dir / "episodes.jsonl", steps)
-            episodes = stack.enter_context((self._dir / "episodes.jsonl").open("a"))
+            episodes = stack.enter_context(_appending(self._dir / "episodes.jsonl"))
             self._writers = [lambda update: self._write(episodes, _episode_lines(update), "episodes")]
+            cut_recorded(self._dir, updates)
+            if self.is_recording:
+                journal = JournalWriter(self._dir / "journal", self._config.keep_episodes_mb << 20, self._seed)
+                stack.callback(journal.close)
+                self._writers.append(lambda update: self._record(journal, update))
             if self._is_async:
-                schedule = stack.enter_context(self._open_schedule(self._dir / "schedule.jsonl", updates))
+                cut_schedule(self._dir / "schedule.jsonl", updates)
+                schedule = stack.enter_context(_appending(self._dir / "schedule.jsonl"))
                 self._writers.append(lambda update: self._write(schedule, self._schedule_line(update), "the schedule"))
             yield
 
@@ -65,32 +78,34 @@ class SessionFiles:
         self._sinks.write(record)
 
     @contextmanager
-    def log(self) -> Iterator[None]:
-        """log.txt gets what headrace says while the session lasts."""
+    def log(self) -> Iterator[TextIO | None]:
+        """log.txt gets what headrace says while the session lasts; the open file is for stacks, too."""
         if self._dir is None:
-            yield
+            yield None
             return
-        handler = logging.FileHandler(self._dir / "log.txt")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler = logging.FileHandler(self._dir / "log.txt", encoding="utf-8", errors="backslashreplace")
+        handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         package = logging.getLogger("headrace")
         level = package.level
         package.addHandler(handler)
         package.setLevel(logging.INFO)
         try:
-            yield
+            yield handler.stream
         finally:
             package.setLevel(level)
             package.removeHandler(handler)
-            handler.close()
-
-    def _open_schedule(self, path: Path, updates: int) -> TextIO:
-        """An asynchronous run's schedule, a line an update: what it takes to get its bits again."""
-        kept = path.read_text(errors="replace").splitlines(keepends=True)[:updates] if path.exists() else []
-        path.write_text("".join(kept))
-        return path.open("a")
+            with suppress(OSError):  # a full disk
+                handler.close()
 
     def _schedule_line(self, update: Update) -> str:
         return encode_update(update.version, self._num_shards, update.schedule)
+
+    def _record(self, journal: JournalWriter, update: Update) -> None:
+        returns = {(one.env_index, one.episode): one.total_reward for one in update.finished}
+        try:
+            journal.write(update.number, update.steps, update.entries, returns)
+        except OSError as error:
+            logger.warning("recorded episodes could not be kept, training goes on: %s", error)
 
     def _write(self, file: TextIO, text: str, what: str) -> None:
         try:
@@ -98,6 +113,23 @@ class SessionFiles:
             file.flush()
         except OSError as error:
             logger.warning("%s could not be kept, training goes on: %s", what, error)
+
+
+class _Plain(logging.Formatter):
+    """Of bounded length, without control characters; newlines stay, for tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(shortened(super().format(record), 2 * MAX_TRACEBACK))
+
+
+@contextmanager
+def _appending(path: Path) -> Iterator[TextIO]:
+    file = path.open("a")
+    try:
+        yield file
+    finally:
+        with suppress(OSError):  # what a full disk had no room for was said when it was written
+            file.close()
 
 
 def _episode_lines(update: Update) -> str:

@@ -5,7 +5,7 @@
 
 A run is three parts. The **source** lends batches: slabs that hosts filled, wherever they run (collecting/reader). The
 **algorithm** changes the module's parameters in place (learning/ppo). The **weights** number versions and publish them
-to whoever acts (weights/versions). `Run.update` is their order and nothing else; the frozen `Update` it returns is all
+to whoever acts (weights/store). `Run.update` is their order and nothing else; the frozen `Update` it returns is all
 that sessions, views, sinks and callbacks see.
 `snapshot` asks every part for what its next update depends on; `restore` goes on from it bit for bit. Does not know
 files, views, command lines or signals (session), nor how the parts are made (build).
@@ -19,11 +19,13 @@ from typing import Any
 from headrace.checkpoints.snapshot import Snapshot
 from headrace.collecting.schedule import SlabUse
 from headrace.collecting.source import Source, Totals
+from headrace.episodes.entry import Entry
 from headrace.episodes.statistics import Finished
 from headrace.learning.algorithm import Algorithm, Moment
 from headrace.policies.threads import torch_threads
+from headrace.weights import saving
 from headrace.weights.flat import tensors_sha256
-from headrace.weights.versions import Weights
+from headrace.weights.store import Weights
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Update:
     schedule: tuple[SlabUse, ...] = ()
     """What an asynchronous update looked at."""
     steps_by_worker: tuple[int, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    """What its rollouts add to the journal on disk, if there is one."""
 
 
 class Run:
@@ -72,13 +76,16 @@ class Run:
         self.source.run_ahead()
         return Update(
             self.updates, version, self.steps, harvest.steps, record | harvest.record, harvest.finished, harvest.uses,
-            harvest.steps_by_worker,
+            harvest.steps_by_worker, harvest.entries,
         )  # fmt: skip
 
     def hashes(self) -> dict[str, str]:
         """The names of this run's weights and of the algorithm's state."""
         _, tensors = self.algorithm.state()
-        return {"weights_sha256": self.weights.sha256(), "optimizer_sha256": tensors_sha256(tensors)}
+        return {
+            "weights_sha256": tensors_sha256(dict(self.weights.module.named_parameters())),
+            "optimizer_sha256": tensors_sha256(tensors),
+        }
 
     def totals(self) -> Totals:
         """What was collected so far."""
@@ -88,7 +95,7 @@ class Run:
         """Everything the next update depends on, copied: the run may go on. Call it between updates."""
         source, arrays = self.source.snapshot()
         algorithm, optimizer = self.algorithm.state()
-        weights, parameters, published = self.weights.snapshot()
+        weights, parameters, published = saving.snapshot(self.weights)
         parts = {"source": source, "algorithm": algorithm, "weights": weights}
         counts = {"updates": self.updates, "steps": self.steps, "hashes": self.hashes()}
         tensors = {name: tensor.clone() for name, tensor in optimizer.items()}
@@ -98,7 +105,7 @@ class Run:
         """Go on from a snapshot, bit for bit, wherever the parts run now. Its fit is checked by the caller (build)."""
         state = snapshot.state
         self.source.restore(state["source"], snapshot.episodes)
-        self.weights.restore(state["weights"], snapshot.weights, snapshot.episodes)
+        saving.restore(self.weights, state["weights"], snapshot.weights, snapshot.episodes)
         self.algorithm.restore(state["algorithm"], snapshot.optimizer)
         self.updates, self.steps = state["updates"], state["steps"]
 

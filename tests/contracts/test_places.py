@@ -1,4 +1,4 @@
-"""The contract of places of actors, over every one: launch, order, wait, spent, replace_lost, worker_of, close.
+"""The contract of places of actors, over every one: launch, order, wait, replace_lost, worker_of, close.
 
     the same orders, inline, in threads and in worker processes ──> the same bytes in the slabs
 
@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 
-from headrace.collecting.host import Spent
 from headrace.collecting.processes import Processes
 from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.spec import EnvSpec
 from headrace.episodes.journal import Journal
+from headrace.episodes.standing import live_episodes, standing
 from headrace.errors import EnvError, HeadraceError, NumericsError, ReplayError
 from headrace.memory.ring import Taken
+from headrace.memory.slab import Word
 from support.faulty_envs import Faulty
 from support.stages import PLACES, SEED, Stage, bits_of, stage
 from support.waiting import is_gone, wait_until
@@ -160,20 +161,19 @@ def test_workers_are_numbered(kind: str) -> None:
 
 
 @every_place
-def test_time_is_added_up_until_it_is_looked_at(kind: str) -> None:
+def test_a_slab_says_where_its_time_went(kind: str) -> None:
     with stage(kind) as here:
         here.launch()
-        assert here.place.spent == Spent()
-        here.rollout()
-        once = here.place.spent
-        assert min(once.env, once.inference, once.copy) > 0
-        assert (once.idle == 0) == (kind == "inline"), "the caller never waits for an order"
-        before = once.env
-        here.rollout()
-        assert here.place.spent.env > before
-        here.place.spent = Spent()
-        here.rollout()
-        assert 0 < here.place.spent.env < 60
+        for _ in range(2):
+            here.order()
+            taken = here.collect()
+            for one in taken:
+                env, inference, copying, idle = one.slab.header[Word.ENV_NS : Word.IDLE_NS + 1].tolist()
+                whole = one.slab.word(Word.COMMITTED_NS) - one.slab.word(Word.STARTED_NS)
+                assert min(env, inference, copying) > 0
+                assert env + inference + copying <= whole
+                assert (idle == 0) == (kind == "inline"), "the caller never waits for an order"
+            here.release(taken)
 
 
 @every_place
@@ -335,9 +335,9 @@ def test_a_host_that_is_built_in_the_middle_of_episodes_goes_on_to_the_last_bit(
     with stage("inline") as first, stage(kind) as second:
         first.launch()
         journal = journalled(first, 3)
-        assert any(one.episode for one in journal.live(range(5)))
-        assert any(len(one.actions) for one in journal.live(range(5)))
-        second.launch(lambda shard: journal.standing(second.plan.shards[shard]))
+        assert any(one.episode for one in live_episodes(journal, range(5)))
+        assert any(len(one.actions) for one in live_episodes(journal, range(5)))
+        second.launch(lambda shard: standing(journal, second.plan.shards[shard]))
         for _ in range(2):
             assert second.rollout() == first.rollout()
 
@@ -350,7 +350,7 @@ def test_a_host_goes_on_after_slabs_that_wait_for_a_batch(kind: str) -> None:
         journal = journalled(first, 1)
         first.order([0, 1])
         waiting = {one.lease.shard: [one.slab] for one in first.collect(2)}
-        second.launch(lambda shard: journal.standing(second.plan.shards[shard], waiting.get(shard, ())))
+        second.launch(lambda shard: standing(journal, second.plan.shards[shard], waiting.get(shard, ())))
         got = second.rollout()
         first.order([0, 1])
         assert {one.lease.shard: bits_of(one.slab) for one in first.collect(2)} == {0: got[0], 1: got[1]}
@@ -366,7 +366,7 @@ def test_a_shard_that_has_not_begun_begins_beside_one_that_goes_on(kind: str) ->
         journal = journal_for(first)
         enter(journal, first, taken := first.collect(1))
         first.release(taken)
-        second.launch(lambda shard: journal.standing(second.plan.shards[shard]))
+        second.launch(lambda shard: standing(journal, second.plan.shards[shard]))
         assert second.rollout() == first.rollout()
 
 
@@ -375,9 +375,9 @@ def test_a_replay_that_ends_elsewhere_is_refused_by_name(kind: str) -> None:
     with stage("inline") as first, stage(kind) as second:
         first.launch()
         journal = journalled(first, 2)
-        journal._last_obs["obs"][3] += 1
+        journal.last_obs["obs"][3] += 1
         with pytest.raises(ReplayError, match=r"env 3, episode .* the observation is not the one that was recorded"):
-            second.launch(lambda shard: journal.standing(second.plan.shards[shard]))
+            second.launch(lambda shard: standing(journal, second.plan.shards[shard]))
         second.place.close()
 
 
@@ -391,7 +391,7 @@ def test_a_worker_that_dies_is_replaced_and_its_orders_are_void() -> None:
         undisturbed.launch()
         journal = journalled(here, 2)
         assert isinstance(here.place, Processes)
-        here.place._workers.start_of = lambda shard: journal.standing(here.plan.shards[shard])
+        here.place._workers.start_of = lambda shard: standing(journal, here.plan.shards[shard])
         for _ in range(2):
             undisturbed.rollout()
         victim, survivor = here.place.pids
@@ -419,3 +419,22 @@ def test_a_worker_that_was_ended_takes_no_more_orders() -> None:
         for call in calls:
             with pytest.raises(HeadraceError, match="the workers of this run were ended"):
                 call()
+
+
+def test_a_worker_owes_what_it_was_ordered_to_do() -> None:
+    """Who owes nothing need not move, and is not taken for hung while it waits."""
+    with stage("processes") as here:
+        here.launch()
+        assert isinstance(here.place, Processes)
+        owed, children = here.place._workers.owed, here.place._workers.children
+        assert owed == [0, 0]
+        for _ in range(2):
+            here.order()
+            assert owed == [2, 1], "shards 0 and 2, and shard 1"
+            here.release(here.collect())
+            wait_until(lambda: here.place.replace_lost() == [] and owed == [0, 0])
+        here.order()
+        os.kill(children[0].pid, signal.SIGKILL)
+        while 0 in children:
+            here.place.wait()
+        assert owed[0] == 0, "its successor was ordered nothing yet"

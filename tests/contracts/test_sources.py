@@ -37,7 +37,8 @@ from headrace.learning.config import PpoConfig
 from headrace.memory.ring import Taken
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig
-from headrace.weights.versions import Weights
+from headrace.weights import saving
+from headrace.weights.store import Weights
 from support.agent_envs import Counting, spec
 from support.list_source import ListSource
 from support.ppo_rows import completed_batch, spaces_named
@@ -96,7 +97,9 @@ class Rig:
     def snapshot(self) -> tuple[Any, ...]:
         """Copied, the JSON of it through JSON."""
         state, arrays = self.source.snapshot()
-        weights = self.weights.snapshot() if isinstance(self.weights, Weights) else getattr(self.weights, "version", 0)
+        weights = (
+            saving.snapshot(self.weights) if isinstance(self.weights, Weights) else getattr(self.weights, "version", 0)
+        )
         return json.loads(json.dumps(state, allow_nan=False)), arrays, weights
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
@@ -104,7 +107,7 @@ class Rig:
         state, arrays, weights = snapshot
         self.source.restore(state, arrays)
         if isinstance(self.weights, Weights):
-            self.weights.restore(*weights)
+            saving.restore(self.weights, *weights)
         elif self.weights is not None:
             self.weights.publish(None, weights)  # type: ignore[call-arg]
 
@@ -292,6 +295,47 @@ def test_a_collect_that_is_broken_off_has_entered_nothing(kind: str) -> None:
         }
         here.restore(before)
         assert tuple(here.advance() for _ in range(2)) == calm(kind)[1:3]
+
+
+@every_source
+def test_a_source_that_was_halted_can_be_saved_and_goes_on_after_a_restore(kind: str) -> None:
+    """A batch that is lent stays as it is; workers are gone."""
+    with rig(kind) as here:
+        here.advance()
+        batch = here.source.collect()
+        before = bits_of(batch)
+        here.source.halt()
+        here.source.halt()
+        if kind == "processes":
+            assert isinstance(here.source, Reader)
+            assert here.source.place.pids == []
+        assert bits_of(batch) == before == calm(kind)[1]
+        here.source.give_back()
+        here.publish()
+        here.source.run_ahead()
+        snapshot = here.snapshot()
+        here.restore(snapshot)
+        assert here.advance() == calm(kind)[2]
+
+
+@every_source
+def test_a_source_says_when_it_begins_to_wait(kind: str) -> None:
+    """So that a signal which came before is not forgotten."""
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with rig(kind) as here:
+        here.advance()
+        if kind == "list":
+            return  # never waits
+        here.source.before_wait = stop
+        snapshot = here.snapshot()
+        with pytest.raises(KeyboardInterrupt):
+            here.source.collect()
+        here.source.before_wait = lambda: None
+        here.restore(snapshot)
+        assert here.advance() == calm(kind)[1]
 
 
 @every_reader

@@ -347,7 +347,7 @@ def test_a_pool_that_resets_itself_is_seeded_once_for_each_environment(source: s
 @pytest.mark.parametrize("source", [source for source in SOURCES if source != "serial"])
 def test_a_pool_refuses_to_go_back_into_an_episode_by_name(source: str) -> None:
     envs, _ = chain_envs(source, ENV_INDICES, Script())
-    live = [LiveEpisode(env, 0, seed_of(env, 0), np.zeros(0, np.int64)) for env in ENV_INDICES]
+    live = [LiveEpisode(env, 0, seed_of(env, 0), np.zeros(0, np.int64), 0) for env in ENV_INDICES]
     with pytest.raises(ReplayError, match="SyncVectorEnv is class B"):
         envs.restore(live, {"obs": np.zeros((len(ENV_INDICES), 3), np.float32)})
 

@@ -119,15 +119,22 @@ def test_an_environment_that_raises_in_replay_is_named() -> None:
 
 
 @pytest.mark.parametrize("mutate", [drop_action, change_action])
-def test_a_wrong_journal_changes_the_bits_where_it_can_not_be_seen(mutate: Callable[..., Snapshot]) -> None:
-    """Observations that tell nothing: only what comes later shows that an action is missing."""
+def test_a_wrong_journal_is_noticed_where_observations_tell_nothing(mutate: Callable[..., Snapshot]) -> None:
+    """Only what comes later would show that an action is missing; the checksum knows it at once."""
     snapshot = stopped(HIDDEN)
     _, places = journal_of(snapshot)
     place = int(np.flatnonzero(snapshot.episodes["actions"][places] == 2)[0])  # dropping a 0 would change nothing
-    want = resumed(HIDDEN, snapshot)
-    got = resumed(HIDDEN, mutate(snapshot, place))
-    assert want.weights_sha256 == play(HIDDEN, END).weights_sha256
-    assert got.weights_sha256 != want.weights_sha256
+    assert resumed(HIDDEN, snapshot).weights_sha256 == play(HIDDEN, END).weights_sha256
+    with pytest.raises(ReplayError, match=r"env \d+, episode \d+, seed \d+.*gave other rewards, flags or observations"):
+        resumed(HIDDEN, mutate(snapshot, place))
+
+
+def test_a_checksum_that_is_another_environments_is_noticed() -> None:
+    snapshot = stopped(WORKLOADS["mlp"])
+    checksum = snapshot.episodes["checksum"].copy()
+    checksum[[0, 1]] = checksum[[1, 0]]
+    with pytest.raises(ReplayError, match=r"env 0, episode \d+, seed \d+.*expected checksum"):
+        resumed(WORKLOADS["mlp"], with_episodes(snapshot, checksum=checksum))
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "continuous", "multi_binary"])
@@ -187,7 +194,7 @@ def test_seeds_by_counting_change_the_bits(name: str, monkeypatch: pytest.Monkey
     def counted(seed: int, purpose: Purpose, *path: int) -> int:
         return seed + sum(path) if purpose is Purpose.ENV else leaf(seed, purpose, *path)
 
-    monkeypatch.setattr("headrace.collecting.plan.leaf", counted)
+    monkeypatch.setattr("headrace.envs.seeds.leaf", counted)
     assert play(WORKLOADS[name], 2).weights_sha256 != want.weights_sha256
 
 

@@ -96,6 +96,12 @@ def by_snapshot(folder: Path) -> str:
     return str(caught.value)
 
 
+def by_replay(folder: Path) -> str:
+    with pytest.raises(ConsentError) as caught:
+        hr.replay(folder, "0:0")
+    return str(caught.value)
+
+
 def refused(outcome: Outcome) -> str:
     assert outcome.code == 2, outcome
     return outcome.only_error
@@ -105,6 +111,8 @@ WAYS: dict[str, Callable[[Path], str]] = {
     "load": by_load,
     "weights_only": by_weights_only,
     "from_snapshot": by_snapshot,
+    "hr.replay": by_replay,
+    "replay": lambda folder: refused(run("replay", folder.name, "0:0", cwd=folder.parent)),
     "eval": lambda folder: refused(run("eval", folder.name, cwd=folder.parent)),
     "resume": lambda folder: refused(run("train", "--resume", folder.name, "--quiet", cwd=folder.parent)),
     "dry run": lambda folder: refused(run("train", "--resume", folder.name, "--dry-run", cwd=folder.parent)),
@@ -115,7 +123,7 @@ WAYS: dict[str, Callable[[Path], str]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("payload", payloads())
 def test_nothing_runs(payload: str, way: str, saved: Path, tmp_path: Path, canary: Callable[[], list[str]]) -> None:
-    """91 doctored files. The message names what it was, in one line, and what to do."""
+    """117 doctored files. The message names what it was, in one line, and what to do."""
     folder = run_dir(saved, tmp_path / "theirs", payloads()[payload])
     before = set(sys.modules)
     text = WAYS[way](folder)

@@ -15,6 +15,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.checkpoints.run_directory import open_run_dir, read_evaluations
+from headrace.checkpoints.run_directory import cut_episodes, cut_schedule, open_run_dir, read_evaluations
 from headrace.checkpoints.snapshot import FORMAT, find_latest, load
 from headrace.collecting.schedule import Schedule
 from headrace.errors import CheckpointError, HeadraceError, UsageError
@@ -106,6 +107,9 @@ STATES: list[tuple[str, Any]] = [
     ("config.algorithm.name", ...),
     ("config.algorithm.learner_threads", 10**9),
     ("config.algorithm.gamma", NAN),
+    ("config.algorithm.vf_coef", NAN),
+    ("config.algorithm.vf_coef", "x"),
+    ("config.algorithm.max_grad_norm", NAN),
     ("config.algorithm.learning_rate", "lin_nan"),
     ("config.algorithm.learning_rate", [1]),
     ("config.algorithm.batch_size", 0),
@@ -196,6 +200,8 @@ ARRAYS: dict[str, tuple[Callable[[Arrays], None], str]] = {
     "lengths of another dtype": (replaced("episodes", "lengths", lambda a: a.astype(np.float64)), "lengths"),
     "noise negative": (replaced("episodes", "noise_counter", lambda a: a - 10**6), "noise_counter"),
     "noise too short": (replaced("episodes", "noise_counter", lambda a: a[:1]), "noise_counter"),
+    "checksums of another dtype": (replaced("episodes", "checksum", lambda a: a.astype(np.int64)), "checksum"),
+    "checksums too few": (replaced("episodes", "checksum", lambda a: a[:1]), "checksum"),
     "no last_obs": (replaced("episodes", "last_obs", None), "n_envs"),
     "last_obs of a scalar": (replaced("episodes", "last_obs", lambda a: np.array(1, np.float32)), "last"),
     "last_obs of another shape": (replaced("episodes", "last_obs", lambda a: a[:, :2].copy()), "last_obs"),
@@ -507,6 +513,55 @@ def test_metrics_from_elsewhere_are_numbers_or_nothing(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     (record,) = read_records(tmp_path / "metrics.jsonl")
     assert record.keys() == {"c", "d"}
+
+
+def test_lists_that_a_resume_cuts_are_read_line_by_line(tmp_path: Path) -> None:
+    """A file of any size costs the memory of a line; a line without an end is cut, not read."""
+    episodes, schedule = tmp_path / "episodes.jsonl", tmp_path / "schedule.jsonl"
+    good = '{"steps": 8}\n{"steps": 16}\n'
+    for rest in ('{"steps": 24}\n', '{"st', "[" * 99_999 + "\n", '{"steps": "x"}\n', "\0" * 100):
+        episodes.write_text(good + rest + '{"steps": 8}\n')
+        cut_episodes(episodes, 16)
+        assert episodes.read_text() == good
+    for count, kept in ((0, ""), (1, '{"steps": 8}\n'), (5, good)):
+        schedule.write_text(good + "torn")
+        cut_schedule(schedule, count)
+        assert schedule.read_text() == kept
+    for file, cut in ((episodes, partial(cut_episodes, steps=16)), (schedule, partial(cut_schedule, updates=9))):
+        file.write_text(good)
+        os.truncate(file, 1 << 40)
+        cut(file)
+        assert file.read_text() == good
+        file.unlink()
+        cut(file)
+        assert not file.exists()
+
+
+def test_groups_of_agents_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "groups.jsonl").write_text('{"identity": {}}\n' + "[]\n" * 100)
+    monkeypatch.setenv("HEADRACE_MAX_FILE_BYTES", "200")
+    outcome = run("agents", "show", "groups.jsonl", cwd=tmp_path)
+    assert (outcome.code, "expected at most 200 (HEADRACE_MAX_FILE_BYTES sets this)" in outcome.only_error) == (2, True)
+
+
+def test_a_report_of_files_from_elsewhere(tmp_path: Path) -> None:
+    """Read as data: links, pipes and numbers that nothing can draw cost their part of the page."""
+    (tmp_path / "config.json").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / "versions.json")
+    (tmp_path / "result.json").write_text(
+        json.dumps({"steps": 10**400, "exit_reason": "\ud800\x1b[31m", "ledger": [1]})
+    )
+    huge = {"time/total_timesteps": 1e308, "headrace/sps": -1e308, "train/value_loss": 1e308}
+    lines = [json.dumps(huge | {"time/total_timesteps": step}) for step in (1, 2.5, 1e308)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    outcome = run("report", ".", cwd=tmp_path, has_report=True)
+    assert outcome.code == 0
+    assert "root:" not in (tmp_path / "report.html").read_text()
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / ".report.html.unfinished").symlink_to("victim")
+    assert_says(run("report", ".", cwd=tmp_path, has_report=True).error, ["report.html.unfinished is a link"])
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert_says(run("report", "nowhere", cwd=tmp_path).only_error, ["nowhere", "expected a run directory"])
 
 
 @pytest.mark.parametrize(

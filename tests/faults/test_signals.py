@@ -23,7 +23,7 @@ import pytest
 
 import headrace as hr
 from headrace.checkpoints.snapshot import find_latest
-from support.command import TINY, Outcome, end, files_in, result_of, run, start
+from support.command import PATHS, TINY, Outcome, end, files_in, result_of, run, start
 from support.faulty_envs import Announces
 
 ENV = "support.faulty_envs:Announces"
@@ -49,7 +49,9 @@ def start_run(cwd: Path, *more: str, announce: int, instance: int = 1, hold_s: f
     """
     at = {"STEP": announce, "INSTANCE": instance, "FILE": cwd / "announced", "HOLD_S": hold_s}
     variables = {f"ANNOUNCE_{name}": str(value) for name, value in at.items()}
-    return start("train", ENV, *TINY, *LENGTH, "--run-dir", "out", *more, cwd=cwd, has_report=False, **variables)
+    where = () if "--topology" in more else ("--topology", "inline")  # auto may make further ones to measure them
+    options = (*TINY, *LENGTH, "--run-dir", "out", *where, *more)
+    return start("train", ENV, *options, cwd=cwd, has_report=False, **variables)
 
 
 def wait_for(reached: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 60.0) -> None:
@@ -165,7 +167,9 @@ def test_twice_ctrl_c_ends_at_once(calm: Path, tmp_path: Path) -> None:
     assert time.monotonic() - sent < 5.0
     assert outcome.code == 130
     assert outcome.err == "headrace: interrupted\n"
-    assert not (tmp_path / "out" / "result.json").exists()
+    result = result_of(tmp_path / "out")
+    assert (result["exit_reason"][:12], result["exit_code"]) == ("SIGINT twice", 130)
+    assert (result["steps"], result["updates"]) == (2 * STEPS_PER_UPDATE, 2), "those of the last checkpoint"
     assert find_latest(tmp_path / "out")[1].state["steps"] == 2 * STEPS_PER_UPDATE
     assert_resumes_to(calm, tmp_path)
 
@@ -177,7 +181,8 @@ def test_kill_9_in_the_middle_of_a_rollout(calm: Path, tmp_path: Path) -> None:
     process.kill()
     assert end(process).code == -signal.SIGKILL
     out = tmp_path / "out"
-    assert not (out / "result.json").exists()
+    result = result_of(out)
+    assert (result["exit_reason"][:11], result["exit_code"], result["updates"]) == ("did not end", None, 2)
     assert find_latest(out)[1].state["updates"] == 2
     steps = [json.loads(line)["steps"] for line in (out / "episodes.jsonl").read_text().splitlines()]
     assert max(steps) > find_latest(out)[1].state["steps"], "the kill must come later than the checkpoint"
@@ -199,7 +204,7 @@ def test_a_signal_before_training(number: signal.Signals, moment: str, tmp_path:
         *("train", "stops:make", *TINY),
         cwd=tmp_path,
         STOP_AT=where,
-        PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[1]}",
+        PYTHONPATH=f"{tmp_path}:{PATHS}",
     )
     wait_for((tmp_path / "stopped").exists, process)
     process.send_signal(number)

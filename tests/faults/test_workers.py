@@ -28,12 +28,13 @@ import pytest
 import headrace as hr
 from headrace.build import build_run
 from headrace.checkpoints.snapshot import find_latest
+from headrace.envs.seeds import Purpose, leaf
 from headrace.errors import EnvError, HeadraceError, LedgerError
 from headrace.train import Run
-from support.command import TESTS, TINY, Outcome, end, result_of, run, start
+from support.command import PATHS, TINY, Outcome, end, result_of, run, start
 from support.faulty_envs import Faulty
 from support.topology_runs import CASES, INLINE, SEED, Case, bits_of, calm, processes, threads
-from support.waiting import family, is_gone, segments_of_processes, wait_until
+from support.waiting import family, idle, is_gone, segments_of_processes, wait_until
 from support.worker_envs import Ordered, order
 
 STEADY = "support.faulty_envs:Steady"
@@ -60,6 +61,17 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
 
 
+def killed(worker: int, envs: str, *at: int) -> str:
+    """What is said of a worker that was killed, in a step of (env, episode, step) or while it was idle."""
+    where = ""
+    if at:
+        env, episode, step = at
+        seed = leaf(SEED, Purpose.ENV, env, episode)
+        where = f" in step() of env {env}, episode ({env}, {episode}), seed {seed}, step {step}"
+    how = f"killed by signal 9 (SIGKILL){where}"
+    return f"worker {worker} (environments {envs}) died: {how}; replaying its episodes"
+
+
 # --- workers die -----------------------------------------------------------------------------------------------------
 
 
@@ -69,13 +81,14 @@ def test_killed_while_idle(caplog: pytest.LogCaptureFixture) -> None:
     with case.start(**processes(2)) as run:
         episodes = case.advance(run, 2)
         victim = run.source.place.pids[1]
+        wait_until(lambda: idle(victim))
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: is_gone(victim))
         episodes += case.advance(run, case.updates - 2)
         assert run.source.restarts == 1
         assert victim not in run.source.place.pids
         assert bits_of(run, episodes) == calm("noisy")
-    assert told(caplog) == ["worker 1 (environments 7-12) died: killed by signal 9; replaying its episodes"]
+    assert told(caplog) == [killed(1, "7-12")]
 
 
 def test_killed_while_filling(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -94,7 +107,7 @@ def test_killed_while_filling(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         killer.join()
         assert run.source.restarts == 1
         assert bits_of(run, episodes) == calm("long")
-    assert told(caplog) == ["worker 1 (environments 7-12) died: killed by signal 9; replaying its episodes"]
+    assert told(caplog) == [killed(1, "7-12", 9, 0, 2 * case.n_steps + 3)]
 
 
 def test_killed_twice_in_a_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +119,7 @@ def test_killed_twice_in_a_row(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         got = bits_of(run, case.advance(run, case.updates))
         assert run.source.restarts == 2
     assert got == calm("long")
-    assert told(caplog) == 2 * ["worker 0 (environments 0-6) died: killed by signal 9; replaying its episodes"]
+    assert told(caplog) == [killed(0, "0-6", 0, 0, step) for step in (25, 26)]
 
 
 @pytest.mark.parametrize("step", [0, 20], ids=["first step", "third slab"])
@@ -119,8 +132,7 @@ def test_all_killed_at_once(step: int, tmp_path: Path, caplog: pytest.LogCapture
         assert run.source.restarts == 3
     assert got == calm("long")
     assert sorted(told(caplog)) == [
-        f"worker {index} (environments {envs}) died: killed by signal 9; replaying its episodes"
-        for index, envs in enumerate(("0-4", "5-8", "9-12"))
+        killed(index, envs, env, 0, step) for index, (envs, env) in enumerate((("0-4", 0), ("5-8", 5), ("9-12", 9)))
     ]
 
 
@@ -165,7 +177,7 @@ with hr.PPO("MlpPolicy", "support.worker_envs:dawdling", env_kwargs={"delay_s": 
 @pytest.mark.alone
 def test_the_learner_is_killed(method: str, max_lag: int, tmp_path: Path) -> None:
     """SIGKILL, which nobody can catch: its workers notice, and the shared memory goes with the last of them."""
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environment = {**os.environ, "PYTHONPATH": PATHS}
     learner = subprocess.Popen([sys.executable, "-c", LEARNER, method, str(max_lag)], cwd=tmp_path, env=environment)
     try:
         wait_until(lambda: (tmp_path / "told").exists() or learner.poll() is not None)
@@ -223,7 +235,7 @@ def signalled(process: subprocess.Popen[str], held: list[Path], strike: Callable
         file.unlink(missing_ok=True)
     outcome = end(process)
     assert len(members) >= 3, f"two workers and who started them: {outcome.err}"
-    assert len(segments) == 2, "the ring's and the weights'"
+    assert len(segments) == 3, "the ring's, the weights' and the crash notes'"
     assert not any(path.exists() for path in segments)
     wait_until(lambda: all(map(is_gone, members)))
     return outcome
@@ -265,7 +277,7 @@ def test_a_signal_to_the_whole_group(number: signal.Signals, tmp_path: Path) -> 
     process = subprocess.Popen(
         [*command, "--env-kwargs", json.dumps({"folder": str(tmp_path)}), "--run-dir", "out"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": PATHS},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -373,10 +385,12 @@ def test_a_worker_that_dies_at_every_start(tmp_path: Path, caplog: pytest.LogCap
         file.touch()
         os.kill(run.source.place.pids[0], signal.SIGKILL)
         with pytest.raises(
-            HeadraceError, match=r"worker 0 died \d times without a result, last: exit code 3 \(environments 0-1\)"
+            HeadraceError,
+            match=r"worker 0 was started 5 times in a row without a result, last: exit code 3 in make\(\) of env 0 "
+            r"\(environments 0-1\)",
         ):
             case.advance(run, 2)
-        assert run.source.restarts >= 3
+        assert run.source.restarts == 5
     assert len(told(caplog)) == run.source.restarts
 
 

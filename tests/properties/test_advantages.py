@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from headrace.envs.vector_env import VectorEnv
-from headrace.learning import advantages
-from headrace.learning.advantages import gae, vtrace
+from headrace.learning import late
+from headrace.learning.advantages import gae
 from headrace.learning.batch import Batch, assemble, complete
+from headrace.learning.late import vtrace
 from headrace.policies.noise import NoiseSpec
 from headrace.policies.policy import Evaluation
 from support.chains import SOURCES, Script, Tampered, Transition, chain_envs, expected_stream, swap_flags
@@ -255,8 +256,8 @@ def test_a_wrong_ratio_is_caught(ratio: Callable[[Array], Array], clip: float) -
 def test_vtrace_that_does_not_pass_on_by_c_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = chain_with_every_ending()
     numbers, ratio = Numbers.draw(rows.shape, 1), log_ratios(rows.shape, 1)
-    real = advantages._accumulated
-    monkeypatch.setattr(advantages, "_accumulated", lambda delta, decay: real(delta, 0.99 * 0.95 * (decay > 0)))
+    real = late.accumulated
+    monkeypatch.setattr(late, "accumulated", lambda delta, decay: real(delta, 0.99 * 0.95 * (decay > 0)))
     with pytest.raises(AssertionError):
         assert_vtrace_is_the_definition(numbers, rows, rows, ratio, 1.2)
 

@@ -1,10 +1,11 @@
-"""Any order of workers coming up, working, dying, leaving and falling silent: the supervisor keeps its word.
+"""Any order of workers coming up, working, dying, retiring, leaving and falling silent: the supervisor keeps its word.
 
     processes (a plain model: who is alive) ──events──> SupervisorState ──instructions──> carried out, some later
 
-A worker is started exactly once per Start and never while it lives · its work is lost exactly once per death · it is
-given up exactly when a limit is passed, counted from the history of what happened, and then for good · Kill is said
-once to a worker that is ready and silent, and to no other.
+A worker is started exactly once per Start and never while it lives · its work is lost exactly once per death, and never
+when it retires · it is given up exactly when a limit is reached (lives without a result, deaths at one place), counted
+from the history of what happened, and then for good · Kill is said once in a life, to a worker that is silent for
+longer than it said or may be, and to no other.
 The same machine, driven by hand, goes red under mutations of the state.
 """
 
@@ -30,6 +31,7 @@ from headrace.runtime.supervisor_state import (
     Phase,
     Ready,
     RestartLimits,
+    Retired,
     Start,
     SupervisorState,
     Tick,
@@ -45,6 +47,7 @@ def limits_of(numbers: st.SearchStrategy[int]) -> st.SearchStrategy[RestartLimit
         RestartLimits,
         fruitless=st.one_of(st.none(), numbers),
         first_starts=st.integers(1, 3),
+        same_place=st.one_of(st.none(), st.integers(1, 3)),
         restarts=st.one_of(st.none(), numbers.map(lambda n: 3 * n)),
         start_s=seconds,
         silent_s=seconds,
@@ -66,6 +69,8 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.history: dict[int, list[str]] = {worker: [] for worker in self.workers}
         self.beat_s = dict.fromkeys(self.workers, 0.0)
         self.notes: dict[int, object] = dict.fromkeys(self.workers)
+        self.patience_s: dict[int, float | None] = dict.fromkeys(self.workers)
+        self.deaths_at: list[str] = []  # of workers that were ready
         self.condemned: set[int] = set()
         self.left: set[int] = set()
         self.restarts = 0
@@ -99,16 +104,15 @@ class SupervisorMachine(RuleBasedStateMachine):
             return
         self.heard(worker)
         self.history[worker].append("ready")
-        self.condemned.discard(worker)
         self.expect(Ready(worker), [])
 
     @precondition(lambda self: self.alive)
-    @rule(pick=picks, note=st.sampled_from(["a", "b", None]))
-    def beat(self, pick: int, note: object) -> None:
+    @rule(pick=picks, note=st.sampled_from(["a", "b", None]), patience_s=st.sampled_from([None, 2.0, 6.0]))
+    def beat(self, pick: int, note: object, patience_s: float | None = None) -> None:
         worker = self.one_of(self.alive, pick)
         self.heard(worker)
-        self.notes[worker] = note
-        self.expect(Beat(worker, note), [])
+        self.notes[worker], self.patience_s[worker] = note, patience_s
+        self.expect(Beat(worker, note, patience_s), [])
 
     @precondition(lambda self: self.ready_ones())
     @rule(pick=picks)
@@ -127,29 +131,40 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.expect(Left(worker), [])
         self.expect(Died(worker, "exit code 0"), [])  # its process is reaped
 
-    @precondition(lambda self: self.alive)
+    @precondition(lambda self: self.ready_ones())
     @rule(pick=picks)
-    def die(self, pick: int) -> None:
+    def retire(self, pick: int) -> None:
+        worker = self.one_of(self.ready_ones(), pick)
+        self.gone(worker, "retired")
+        self.notes[worker] = None
+        self.expect(Retired(worker), [Start(worker)])
+
+    @precondition(lambda self: self.alive)
+    @rule(pick=picks, place=st.sampled_from(["here", "there", None]))
+    def die(self, pick: int, place: str | None = None) -> None:
         worker = self.one_of(self.alive, pick)
-        self.alive.discard(worker)
-        self.history[worker].append("died")
+        if worker in self.ready_ones() and place is not None and not self.is_over:
+            self.deaths_at.append(place)
+        self.gone(worker, "died")
         has_been_ready = "ready" in self.history[worker]
         in_a_row = self.fruitless(worker)
         limits = self.limits
         reason = None
         if not has_been_ready and in_a_row >= limits.first_starts:
             reason = "died before it was ready"
-        elif limits.fruitless is not None and in_a_row > limits.fruitless:
-            reason = f"died {in_a_row} times without a result"
-        elif limits.restarts is not None and self.restarts + 1 > limits.restarts:
+        elif limits.fruitless is not None and in_a_row >= limits.fruitless:
+            reason = f"started {in_a_row} times in a row without a result" if in_a_row else "died"
+        elif limits.same_place is not None and "ready" in self.life_before(worker) and place is not None:
+            times = self.deaths_at.count(place)
+            reason = f"lost {times} times at the same place" if times >= limits.same_place else None
+        if reason is None and limits.restarts is not None and self.restarts + 1 > limits.restarts:
             reason = "workers keep dying"
         if reason is not None:
-            self.expect_giving_up(Died(worker, HOW), worker, reason)
+            self.expect_giving_up(Died(worker, HOW, place), worker, reason)
             return
         note, self.notes[worker] = self.notes[worker], None
         self.restarts += not self.is_over
-        self.condemned.discard(worker)
-        self.expect(Died(worker, HOW), [Lost(worker, HOW, note), Start(worker)])
+        self.expect(Died(worker, HOW, place), [Lost(worker, HOW, note), Start(worker)])
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 2.5, 8.0]))
     def tick(self, seconds: float) -> None:
@@ -158,13 +173,11 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.limits.start_s is not None and not has_begun and self.now_s - 100.0 > self.limits.start_s:
             self.expect_giving_up(Tick(), None, "no worker came up")
             return
-        silent = [
-            worker
-            for worker in sorted(self.ready_ones())
-            if self.limits.silent_s is not None and self.now_s - self.beat_s[worker] > self.limits.silent_s
-        ]
+        quiet_s = {worker: self.now_s - self.beat_s[worker] for worker in sorted(self.alive)}
+        limit_s = {worker: self.limit_s(worker) for worker in self.alive}
+        silent = [worker for worker, quiet in quiet_s.items() if quiet > limit_s[worker]]
         said = [
-            Kill(worker, f"gave no sign of life for {self.now_s - self.beat_s[worker]:.0f} s")
+            Kill(worker, f"gave no sign of life for {quiet_s[worker]:.1f} s (limit {limit_s[worker]:g} s)")
             for worker in silent
             if worker not in self.condemned
         ]
@@ -198,16 +211,41 @@ class SupervisorMachine(RuleBasedStateMachine):
     def heard(self, worker: int) -> None:
         self.beat_s[worker] = self.now_s
 
+    def gone(self, worker: int, how: str) -> None:
+        self.alive.discard(worker)
+        self.condemned.discard(worker)
+        self.patience_s[worker] = None
+        self.history[worker].append(how)
+
+    def limit_s(self, worker: int) -> float:
+        limit_s = self.patience_s[worker]
+        if limit_s is None and worker in self.ready_ones():
+            limit_s = self.limits.silent_s
+        return float("inf") if limit_s is None else limit_s
+
+    def lives(self, worker: int) -> list[list[str]]:
+        """What happened in each of them; the last one goes on."""
+        lives: list[list[str]] = [[]]
+        for what in self.history[worker]:
+            lives[-1].append(what)
+            if what in ("died", "retired"):
+                lives.append([])
+        return lives
+
     def life(self, worker: int) -> list[str]:
-        """What happened to a worker since it last died."""
-        history = self.history[worker]
-        return history[len(history) - history[::-1].index("died") :] if "died" in history else history
+        return self.lives(worker)[-1]
+
+    def life_before(self, worker: int) -> list[str]:
+        return self.lives(worker)[-2]
 
     def fruitless(self, worker: int) -> int:
-        """Deaths since the last result."""
-        history = self.history[worker]
-        since = history[len(history) - history[::-1].index("done") :] if "done" in history else history
-        return since.count("died")
+        """Lives that ended in death, since the last one that had a result."""
+        count = 0
+        for life in reversed(self.lives(worker)[:-1]):
+            if "done" in life:
+                break
+            count += "died" in life
+        return count
 
     def ready_ones(self) -> set[int]:
         return {worker for worker in self.alive if "ready" in self.life(worker)}
@@ -226,6 +264,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             assert worker in self.state.in_phase(phase)
             assert self.state.has_been_ready(worker) == ("ready" in self.history[worker])
             assert worker in self.left or self.state.note(worker) == self.notes[worker]
+            assert worker in self.left or self.state.has_worked(worker) == ("done" in self.life(worker))
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
@@ -233,8 +272,8 @@ class SupervisorMachine(RuleBasedStateMachine):
         assert self.is_over or self.alive | set(self.pending) | self.left == set(self.workers)
         assert self.state.restarts == self.restarts
         for worker in self.workers:
-            deaths = self.history[worker].count("died")
-            assert self.is_over or self.starts[worker] + (worker in self.pending) == deaths + 1
+            ends = len(self.lives(worker)) - 1
+            assert self.is_over or self.starts[worker] + (worker in self.pending) == ends + 1
 
 
 TestSupervisor = SupervisorMachine.TestCase
@@ -266,16 +305,21 @@ def by_hand() -> None:
     silence()
     a_worker_leaves()
     restarts_run_out()
+    the_same_place_again_and_again()
+    workers_retire()
+    patience()
 
 
 def random_kills_with_work_in_between() -> None:
     """Each of two workers dies again and again, but gets something done in between: never too often."""
-    m, do = machine_of(2, RestartLimits(fruitless=1))
+    m, do = machine_of(2, RestartLimits(fruitless=1, same_place=2))
     for _ in range(2):
         do((m.carry_out_a_start, 0), (m.ready, 0))
     do((m.ready, 1))
     for pick in (0, 1, 0, 0, 1, 1, 0):
         do((m.work, pick), (m.beat, pick, "a"), (m.die, pick), (m.carry_out_a_start, 0), (m.ready, 0), (m.ready, 1))
+    do((m.work, 0), (m.die, 0, "here"), (m.carry_out_a_start, 0), (m.ready, 0))
+    do((m.work, 0), (m.die, 0, "there"), (m.carry_out_a_start, 0), (m.ready, 0))
     assert not m.is_over
 
 
@@ -283,12 +327,16 @@ def deaths_without_work() -> None:
     """And what comes after giving up is not listened to."""
     m, do = machine_of(1, RestartLimits(fruitless=2))
     do((m.carry_out_a_start, 0), (m.ready, 0), (m.work, 0), (m.beat, 0, "a"), (m.die, 0))
+    assert not m.is_over, "it had a result in that life"
     do((m.carry_out_a_start, 0), (m.ready, 0), (m.die, 0), (m.carry_out_a_start, 0), (m.beat, 0, "b"), (m.die, 0))
     assert m.is_over
     do((m.tick, 8.0))
     m, do = machine_of(2, RestartLimits(fruitless=0))
     do(*[(m.carry_out_a_start, 0)] * 2, (m.ready, 0), (m.ready, 1), (m.die, 0), (m.die, 0))
     assert m.is_over
+    m, do = machine_of(2, RestartLimits(fruitless=2))
+    do(*[(m.carry_out_a_start, 0)] * 2, (m.ready, 0), (m.ready, 1), (m.die, 0), (m.carry_out_a_start, 0), (m.die, 1))
+    assert not m.is_over, "one death of each"
 
 
 def a_worker_that_does_not_come_up() -> None:
@@ -322,11 +370,45 @@ def restarts_run_out() -> None:
     assert m.is_over
 
 
-HANDLE, DIED, TICK, GIVE_UP = (
+def the_same_place_again_and_again() -> None:
+    """Whatever is done in between, and whoever dies there; not while a worker starts."""
+    m, do = machine_of(2, RestartLimits(same_place=3))
+    do((m.carry_out_a_start, 0), (m.carry_out_a_start, 0), (m.ready, 0), (m.ready, 1))
+    for pick, place in ((0, "here"), (0, "there"), (1, "here"), (1, "there")):
+        do((m.work, pick), (m.die, pick, place), (m.carry_out_a_start, 0), (m.ready, 0), (m.ready, 1))
+    do((m.work, 0), (m.die, 0, None), (m.carry_out_a_start, 0), (m.die, 0, "here"), (m.carry_out_a_start, 0))
+    assert not m.is_over
+    do((m.ready, 0), (m.work, 0), (m.die, 0, "here"))
+    assert m.is_over
+
+
+def workers_retire() -> None:
+    """Again and again: neither a restart nor a death; a life without a result before it still counts after it."""
+    m, do = machine_of(2, RestartLimits(fruitless=2, restarts=3))
+    do((m.carry_out_a_start, 0), (m.carry_out_a_start, 0), (m.ready, 0), (m.ready, 1))
+    for _ in range(5):
+        do((m.beat, 1, "a"), (m.work, 1), (m.retire, 1), (m.tick, 8.0), (m.carry_out_a_start, 0), (m.ready, 1))
+    do((m.die, 0), (m.carry_out_a_start, 0), (m.ready, 0), (m.retire, 0), (m.carry_out_a_start, 0))
+    assert not m.is_over
+    do((m.die, 0))
+    assert m.is_over
+
+
+def patience() -> None:
+    """A beat says how long the next may take, in this life only, also of one that starts."""
+    m, do = machine_of(2, RestartLimits(silent_s=3.0, first_starts=3))
+    do((m.carry_out_a_start, 0), (m.carry_out_a_start, 0), (m.ready, 0), (m.beat, 0, None, 6.0), (m.tick, 2.5))
+    do((m.tick, 2.5), (m.beat, 0, None, 2.0), (m.tick, 2.5), (m.tick, 1.0), (m.beat, 1, None, 2.0), (m.tick, 2.5))
+    do((m.ready, 1), (m.tick, 2.5), (m.die, 1), (m.die, 0), (m.carry_out_a_start, 0), (m.carry_out_a_start, 0))
+    do((m.tick, 8.0), (m.ready, 0), (m.tick, 2.5), (m.tick, 1.0))
+
+
+HANDLE, DIED, TICK, GIVE_UP, FRESH = (
     SupervisorState.handle,
     SupervisorState._died,
     SupervisorState._tick,
     SupervisorState._give_up,
+    SupervisorState._fresh,
 )
 
 
@@ -336,13 +418,31 @@ def counts_deaths_for_ever(state: SupervisorState, event: Event, now_s: float) -
 
 def takes_a_beat_for_a_result(state: SupervisorState, event: Event, now_s: float) -> Sequence[Instruction]:
     if isinstance(event, Beat):
-        state._workers[event.worker].fruitless = 0
+        state._workers[event.worker].has_worked = True
     return HANDLE(state, event, now_s)
 
 
 def takes_readiness_for_a_result(state: SupervisorState, event: Event, now_s: float) -> Sequence[Instruction]:
     if isinstance(event, Ready):
-        state._workers[event.worker].fruitless = 0
+        state._workers[event.worker].has_worked = True
+    return HANDLE(state, event, now_s)
+
+
+def takes_retiring_for_dying(state: SupervisorState, event: Event, now_s: float) -> Sequence[Instruction]:
+    return HANDLE(state, Died(event.worker, HOW) if isinstance(event, Retired) else event, now_s)
+
+
+def takes_retiring_for_leaving(state: SupervisorState, event: Event, now_s: float) -> Sequence[Instruction]:
+    return HANDLE(state, Left(event.worker) if isinstance(event, Retired) else event, now_s)
+
+
+def does_not_listen_to_patience(state: SupervisorState, event: Event, now_s: float) -> Sequence[Instruction]:
+    return HANDLE(state, Beat(event.worker, event.note) if isinstance(event, Beat) else event, now_s)
+
+
+def forgives_one_that_comes_up_late(state: SupervisorState, event: Event, now_s: float) -> Sequence[Instruction]:
+    if isinstance(event, Ready):
+        state._workers[event.worker].is_condemned = False
     return HANDLE(state, event, now_s)
 
 
@@ -374,6 +474,47 @@ def loses_nothing(state: SupervisorState, event: Died) -> Sequence[Instruction]:
 
 def does_not_start_again(state: SupervisorState, event: Died) -> Sequence[Instruction]:
     return [one for one in DIED(state, event) if not isinstance(one, Start)]
+
+
+def counts_deaths_anywhere(state: SupervisorState, event: Died) -> Sequence[Instruction]:
+    return DIED(state, Died(event.worker, event.how, event.place and "somewhere"))
+
+
+def counts_deaths_of_those_that_start(state: SupervisorState, event: Died) -> Sequence[Instruction]:
+    if state._workers[event.worker].phase is Phase.STARTING and event.place is not None:
+        state._deaths_at[event.place] += 1
+    return DIED(state, event)
+
+
+def forgets_places(state: SupervisorState, event: Died) -> Sequence[Instruction]:
+    state._deaths_at.clear()
+    return DIED(state, event)
+
+
+def forgets_places_at_a_result(state: SupervisorState, event: Event, now_s: float) -> Sequence[Instruction]:
+    if isinstance(event, Done):
+        state._deaths_at.clear()
+    return HANDLE(state, event, now_s)
+
+
+def keeps_the_patience(state: SupervisorState, index: int) -> Sequence[Instruction]:
+    patience_s = state._workers[index].patience_s
+    said = FRESH(state, index)
+    state._workers[index].patience_s = patience_s
+    return said
+
+
+def forgets_lives_without_a_result(state: SupervisorState, index: int) -> Sequence[Instruction]:
+    said = FRESH(state, index)
+    state._workers[index].fruitless = 0
+    return said
+
+
+def keeps_the_result(state: SupervisorState, index: int) -> Sequence[Instruction]:
+    has_worked = state._workers[index].has_worked
+    said = FRESH(state, index)
+    state._workers[index].has_worked = has_worked
+    return said
 
 
 def keeps_the_note(state: SupervisorState, event: Died) -> Sequence[Instruction]:
@@ -443,12 +584,23 @@ MUTATIONS = [
     ("handle", counts_deaths_for_ever),
     ("handle", takes_a_beat_for_a_result),
     ("handle", takes_readiness_for_a_result),
+    ("handle", takes_retiring_for_dying),
+    ("handle", takes_retiring_for_leaving),
+    ("handle", does_not_listen_to_patience),
+    ("handle", forgives_one_that_comes_up_late),
+    ("handle", forgets_places_at_a_result),
     ("handle", starts_one_that_left),
     ("handle", does_not_hear_results),
     ("handle", goes_on_after_giving_up),
     ("_died", starts_it_twice),
     ("_died", loses_nothing),
     ("_died", does_not_start_again),
+    ("_died", counts_deaths_anywhere),
+    ("_died", counts_deaths_of_those_that_start),
+    ("_died", forgets_places),
+    ("_fresh", keeps_the_patience),
+    ("_fresh", forgets_lives_without_a_result),
+    ("_fresh", keeps_the_result),
     ("_died", keeps_the_note),
     ("_died", takes_it_for_ready),
     ("_died", counts_all_workers_together),

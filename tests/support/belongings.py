@@ -211,7 +211,15 @@ def descendants(pid: int) -> Iterator[int]:
 def helper_processes() -> set[int]:
     """multiprocessing's own helpers, and ours: started on first use, they live as long as we do."""
     multiprocessings = (resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid)
-    return {pid for pid in (*multiprocessings, _lokys_tracker()._pid, _tee_pid) if pid is not None}
+    own = [server.pid for server in _fork_servers()]
+    return {pid for pid in (*multiprocessings, *own, _lokys_tracker()._pid, _tee_pid) if pid is not None}
+
+
+def _fork_servers() -> list[Any]:
+    """headrace's own: they outlive a run, as multiprocessing's does."""
+    module: Any = sys.modules.get("headrace.runtime.fork_server")
+    servers = () if module is None else module._servers.values()
+    return [one._server for one in servers if one._server is not None]
 
 
 def _lokys_tracker() -> resource_tracker.ResourceTracker:
@@ -225,6 +233,10 @@ def open_descriptors() -> frozenset[tuple[int, str]]:
     # 0, 1 and 2 belong to pytest's capture.
     ignored = {0, 1, 2, resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}
     ignored.add(_lokys_tracker()._fd)
+    for server in _fork_servers():
+        ends = (server.line.connection, server._life.read_end, server._life._write_end)
+        ignored |= {server.sentinel, *(end.fileno() for end in ends if not end.closed)}
+        ignored |= {fd for one in process._children if one.pid == server.pid for fd in one._popen.finalizer._args}
     found = set()
     for name in os.listdir("/proc/self/fd"):
         if int(name) in ignored:

@@ -23,6 +23,7 @@ from unittest import mock
 from headrace.cli.main import main
 
 TESTS = Path(__file__).parents[1]
+PATHS = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])  # of processes that tests start: this tree's own code
 ERROR = "headrace: error: "
 
 # A run of some hundred milliseconds that still has several updates, minibatches, episodes and checkpoints.
@@ -33,7 +34,7 @@ _WITHOUT_REPORT = """
 import sys
 from headrace.cli.main import main
 from headrace.views import report
-report.write_report = lambda run_dir: None
+report.write_report = lambda run_dir, has_figure=True: None
 sys.exit(main())
 """
 
@@ -96,7 +97,7 @@ def start(*arguments: str | Path, cwd: Path, has_report: bool = True, **environm
     return subprocess.Popen(
         [sys.executable, *program, *map(str, arguments)],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(TESTS), **environment},
+        env={**os.environ, "PYTHONPATH": PATHS, **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

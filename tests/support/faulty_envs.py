@@ -5,6 +5,8 @@
     Announces         Steady, but it tells a test when it is in a given step, and waits there for a signal
     Busy              Steady, but a step costs processor time
     UsesGlobalRandom, CarriesState     not a function of seed and actions
+    SeedsGlobalRandom, SharesItsWalk, DrawsOwnActions, CountsInstances     the same, but for one instance alone they are
+    ShortSeeds        Steady, but it takes 32-bit seeds only
 
 Named as support.faulty_envs:X they can be found by a fresh process that has tests/ on its path.
 """
@@ -19,6 +21,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 
 from headrace.envs.seeds import Purpose, leaf
 
@@ -84,9 +87,18 @@ class Faulty(Steady):
                 obs = np.append(obs, obs[0])
             case "dtype":
                 obs = obs.astype(np.float64)
+            case "keyboard_interrupt":
+                raise KeyboardInterrupt
+            case "system_exit":
+                raise SystemExit(3)
             case "four_values":
                 return obs, reward, truncated, info  # type: ignore[return-value]  # the old Gym's step
         return obs, reward, terminated, truncated, info
+
+    @classmethod
+    def seed_of(cls, env_index: int, episode: int) -> int:
+        """The tree's leaf, for a run with its seed."""
+        return leaf(cls.SEED, Purpose.ENV, env_index, episode)
 
     @classmethod
     def fault_seed(cls) -> int:
@@ -202,3 +214,87 @@ def makes_a_number() -> Any:
 
 
 NUMBER = 3
+
+
+class SeedsGlobalRandom(Steady):
+    """Repeatable alone: reset seeds the global generator. Beside another instance, the two disturb one another."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        np.random.seed(None if seed is None else seed % 2**32)
+        return super().reset(seed=seed)
+
+    def _seen(self) -> Any:
+        return np.random.uniform(0, 100, 3).astype(self._dtype)
+
+
+class SharesItsWalk(Steady):
+    """All instances walk on one array of the class."""
+
+    walk = np.zeros(3, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.walk[:] = self.np_random.uniform(0, 1, 3)
+        return self.walk.copy(), {}
+
+    def step(self, action: Any) -> Step:
+        self.walk += 1
+        return self.walk.copy(), *super().step(action)[1:]
+
+
+class DrawsOwnActions(Steady):
+    """Its reward hangs on a draw from its own action_space, which belongs to it and is seeded by nothing."""
+
+    def step(self, action: Any) -> Step:
+        obs, _, terminated, truncated, facts = super().step(action)
+        return obs, float(sum(self.action_space.sample() for _ in range(8))), terminated, truncated, facts
+
+
+class CountsInstances(Steady):
+    """Knows which instance of its process it is."""
+
+    made: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).made += 1
+        self._number = self.made
+
+    def step(self, action: Any) -> Step:
+        return self._seen() * 0 + self._number, *super().step(action)[1:]
+
+
+class ShortSeeds(Steady):
+    """As environments with numpy's RandomState are."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._state = np.random.RandomState(seed)
+        self._steps = 0
+        return self._seen(), {}
+
+    def _seen(self) -> Any:
+        return self._state.uniform(0, 100, 3).astype(self._dtype)
+
+
+class OneGenerator(SyncVectorEnv):
+    """A pool whose environments draw from one generator."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__([Steady] * num_envs)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed, options=options)
+        for env in self.envs:
+            env.unwrapped.np_random = self.envs[0].unwrapped.np_random
+        return result
+
+
+class NeverTheSame(SyncVectorEnv):
+    """A pool that looks at the clock."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__([Steady] * num_envs)
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, *rest = super().step(actions)
+        return obs, reward + time.time_ns() % 1000, *rest

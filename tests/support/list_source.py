@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ class ListSource:
     is_interruptible = False
 
     def __init__(self, batches: Sequence[Batch]) -> None:
+        self.before_wait: Callable[[], None] = lambda: None
         self._batches = batches
         self._next = 0
         self._lent: Batch | None = None
@@ -46,6 +47,9 @@ class ListSource:
         self.ledger.consume(steps)
         self.ledger.check()
         return Harvest(steps, {"headrace/ledger/produced": float(self.ledger.produced)})
+
+    def halt(self) -> None:
+        """There are no workers."""
 
     def run_ahead(self) -> None:
         """Everything is there already."""

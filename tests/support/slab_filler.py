@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.clock import now_ns
-from headrace.collecting.plan import HostPlan, build_actor, build_envs
+from headrace.collecting.plan import HostPlan, build_actor
+from headrace.envs.building import build_envs
 from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.spec import EnvSpec
 from headrace.inference.local import LocalInference

@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from headrace.acting.actor import Act, Actor
 from headrace.acting.culprit import Culprit
+from headrace.acting.start import begin, go_on
 from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.vector_env import VectorEnv
+from headrace.episodes.standing import Standing
 from headrace.memory.schema import Schema, rollout_schema
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab, slab_bytes
@@ -66,18 +68,24 @@ def action_of(env_index: int, transition: int, width: int = CHOICE.n) -> int:
     return int(noise.draw(np.array([transition]), 1)[0, 0].argmax())
 
 
-def noise_actor(envs: VectorEnv, env_indices: range, seed: int = 0) -> Actor:
+def noise_actor(envs: VectorEnv, env_indices: range, seed: int = 0, standing: Standing | None = None) -> Actor:
+    """An actor at its environments' beginning, or where a journal says that they stand."""
+
     def seed_of(env_index: int, episode: int) -> int:
         return leaf(seed, Purpose.ENV, env_index, episode)
 
-    return Actor(envs, noise_for(env_indices), Culprit(env_indices, seed_of))
+    culprit = Culprit(env_indices, seed_of)
+    if standing is None:
+        carry = begin(envs, culprit)
+    else:
+        carry = go_on(envs, culprit, standing.live, standing.last_obs, standing.noise_counter)
+    return Actor(envs, noise_for(env_indices), culprit, carry)
 
 
 def filled_slabs(envs: VectorEnv, env_indices: range, n_steps: int, count: int) -> list[Slab]:
     """`count` consecutive slabs of one shard, as its actor leaves them."""
     actor = noise_actor(envs, env_indices)
     slabs = [slab_for(envs, n_steps) for _ in range(count)]
-    actor.begin()
     for version, slab in enumerate(slabs):
         actor.fill(slab, act_by_noise(version))
     return slabs

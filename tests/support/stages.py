@@ -18,8 +18,9 @@ import torch
 from headrace.build import open_place
 from headrace.collecting.host import Order
 from headrace.collecting.place import Place, StartOf
-from headrace.collecting.plan import HostPlan, build_envs
+from headrace.collecting.plan import HostPlan
 from headrace.collecting.topology import Topology, split
+from headrace.envs.building import build_envs
 from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.spec import EnvSpec
 from headrace.errors import HeadraceError

@@ -42,3 +42,14 @@ def segments_of_processes(pids: set[int]) -> set[Path]:
             continue  # gone meanwhile
         found |= {Path(line.split()[5]) for line in lines if "/dev/shm/headrace-" in line}
     return found
+
+
+def idle(pid: int) -> bool:
+    """Whether a process uses no processor time for a moment."""
+
+    def used() -> int:
+        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+    before = used()
+    time.sleep(0.2)
+    return used() == before

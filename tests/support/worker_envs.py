@@ -3,6 +3,7 @@
     Ordered     a wrapper that obeys files: in one step of one episode the worker dies, or holds until it may go on
     dawdling    a walk whose steps take time, in workers only, some environments' more than others'
     Closes      leaves a file when it is closed
+    Spawns      a wrapper: has a process of its own, and may hold the GIL for ever in its first step
     fails_in_worker, dies_in_worker, dies_if_told      factories that work in the parent alone
     pool        a vector environment that resets itself: class B
 
@@ -12,9 +13,11 @@ found by a fresh process that has tests/ on its path, and survive in a config.js
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -184,9 +187,53 @@ class Closes(Noisy):
                 raise RuntimeError("would not close")
 
 
+class Spawns(gym.Wrapper[Any, Any, Any, Any]):
+    """Starts `sleep` and never ends it, as a simulator that is forgotten; a file by its process id says so."""
+
+    def __init__(self, env: gym.Env[Any, Any], folder: str, holds: bool = False) -> None:
+        super().__init__(env)
+        self._folder, self._holds = Path(folder), holds
+        if in_worker():
+            started = subprocess.Popen(["sleep", "600"])
+            (self._folder / f"spawned-{started.pid}").touch()
+
+    def step(self, action: Any) -> Any:
+        """If it holds, a C call that no thread can interrupt."""
+        if self._holds and in_worker():
+            (self._folder / f"holds-{os.getpid()}").touch()
+            ctypes.PyDLL(None).sleep(600)
+        return super().step(action)
+
+
+def spawning(folder: str, holds: bool = False) -> gym.Env[Any, Any]:
+    """The same, by keyword arguments that JSON holds."""
+    return Spawns(Noisy(), folder, holds)
+
+
 def pool(num_envs: int, env: str = "CartPole-v1") -> gym.vector.VectorEnv[Any, Any, Any]:
     """Class B: it resets itself."""
     return gym.make_vec(env, num_envs, "sync")
+
+
+class Hanging(gym.vector.SyncVectorEnv):
+    """A pool of which one hangs in its fifth step, in a worker."""
+
+    lived = 0
+
+    def step(self, actions: Any) -> Any:
+        self.lived += 1
+        if self.lived == 5 and in_worker():
+            sleeps_for_ever()
+        return super().step(actions)
+
+
+def sleeps_for_ever() -> None:
+    time.sleep(1000)
+
+
+def hanging_pool(num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """Class B, and it hangs."""
+    return Hanging([lambda: gym.make("CartPole-v1")] * num_envs)
 
 
 class RaisesLate(Steady):

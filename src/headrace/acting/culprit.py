@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.envs.returns import shown
 from headrace.envs.vector_env import EnvFailure, LiveEpisode
 from headrace.errors import EnvError, HeadraceError, NumericsError, ReplayError
+from headrace.memory.schema import DROPPED_END
 from headrace.memory.slab import Slab
 from headrace.memory.spaces import Leaves
 
 Array = npt.NDArray[Any]
+
+_ADVICE = ". Mend the environment, clip in a wrapper, or choose nan_policy=drop or clamp"
 
 
 def is_finite(slab: Slab) -> bool:
@@ -37,20 +41,23 @@ class Culprit:
 
     def at_start(self, failure: EnvFailure) -> EnvError:
         """A first reset failed."""
-        return EnvError(f"{self._named(failure.position, 0, 0)}: the environment {failure.reason}")
+        return EnvError(f"{self.named(failure.position, 0, 0)}: the environment {failure.reason}")
 
     def in_replay(self, failure: EnvFailure, live: Sequence[LiveEpisode]) -> EnvError:
         """A live episode could not be replayed."""
         one = live[failure.position]
-        place = self._named(failure.position, one.episode, len(one.actions))
+        place = self.named(failure.position, one.episode, len(one.actions))
         return EnvError(f"{place}: the environment {failure.reason}")
 
     def in_row(self, failure: EnvFailure, slab: Slab, t: int) -> HeadraceError:
         """A step of row t failed: for a NaN before it, if there was one."""
-        earlier = self._first_bad(slab, t)
-        if earlier is not None:
-            return earlier
-        return EnvError(f"{self._place(failure.position, slab, t)}: the environment {failure.reason}")
+        return self.earlier(slab, t) or EnvError(
+            f"{self.place(failure.position, slab, t)}: the environment {failure.reason}"
+        )
+
+    def earlier(self, slab: Slab, t: int) -> NumericsError | None:
+        """A NaN or an infinity before row t: what fails later fails for it."""
+        return self._first_bad(slab, t)
 
     def not_finite(self, slab: Slab, rows: int) -> HeadraceError:
         """The first step of a slab whose reward or observation is not finite."""
@@ -64,10 +71,14 @@ class Culprit:
             bad = _bad_rows(leaf)
             if bad.any():
                 env = int(np.flatnonzero(bad)[0])
-                raise NumericsError(f"{self._named(env, 0, 0)}: the first observation is {leaf[env].tolist()}")
+                raise NumericsError(
+                    f"{self.named(env, 0, 0)}: the first observation is {shown(leaf[env].tolist())}{_ADVICE}"
+                )
 
-    def check_replayed(self, live: Sequence[LiveEpisode], replayed: Leaves, recorded: Leaves) -> None:
-        """Refuse a replay that does not end where the recorded episode stands."""
+    def check_replayed(
+        self, live: Sequence[LiveEpisode], replayed: Leaves, recorded: Leaves, checksums: Sequence[int]
+    ) -> None:
+        """Refuse a replay that does not end where the recorded episode stands, or came there in another way."""
         for position, one in enumerate(live):
             if one.is_at_start:
                 continue  # no observation was recorded yet
@@ -77,36 +88,54 @@ class Culprit:
                     f"steps the observation is not the one that was recorded; the environment is not deterministic "
                     f"(headrace check tells) or its code or version changed"
                 )
+            if one.checksum != checksums[position]:
+                raise ReplayError(
+                    f"env {one.env_index}, episode {one.episode}, seed {one.seed}: its {len(one.actions)} replayed "
+                    f"steps end at the recorded observation, but gave other rewards, flags or observations on the way "
+                    f"(expected checksum {one.checksum:016x}, got {checksums[position]:016x}). The environment is "
+                    f"class C: it keeps something beyond a reset, as gymnasium.wrappers.NormalizeReward does, or its "
+                    f"code or version changed. headrace check shows the class. Leave such a wrapper out, or train on "
+                    f"from the weights alone (weights_only=True)"
+                )
 
     def _first_bad(self, slab: Slab, rows: int) -> NumericsError | None:
-        """Rows beyond `rows` were not written."""
-        for leaf in slab.final_obs.values():
-            bad = _bad_rows(leaf)
-            if bad.any():
-                t, env = divmod(int(slab.final_row[bad][0]), slab.schema.n_envs)
-                return NumericsError(f"{self._place(env, slab, t)}: the final observation has NaN or infinity")
+        """Rows beyond `rows` were not written, but for final observations."""
+        bad_finals = np.any([_bad_rows(leaf) for leaf in slab.final_obs.values()], axis=0)
+        finals = dict(divmod(int(row), slab.schema.n_envs) for row in slab.final_row[bad_finals][::-1])
         for t in range(rows):
             bad = _bad_rows(slab.reward[t])
             if bad.any():
                 env = int(np.flatnonzero(bad)[0])
+                got = slab.reward[t, env]
                 return NumericsError(
-                    f"{self._place(env, slab, t)}: the reward is {slab.reward[t, env]}; "
-                    f"expected a finite number. Mend the environment or clip in a wrapper"
+                    f"{self.place(env, slab, t)}: the reward is {got}; expected a finite number{_ADVICE}"
                 )
+            if t in finals:
+                break
             for leaf in slab.rows[t].next_obs.values():
                 bad = _bad_rows(leaf)
                 if bad.any():
                     env = int(np.flatnonzero(bad)[0])
                     return NumericsError(
-                        f"{self._place(env, slab, t)}: the observation that followed has NaN or infinity: "
-                        f"{leaf[env].tolist()}. Mend the environment or clip in a wrapper"
+                        f"{self.followed(env, slab, t)} has NaN or infinity: {shown(leaf[env].tolist())}{_ADVICE}"
                     )
-        return None
+        if not finals:
+            return None
+        t = min(finals)
+        return NumericsError(f"{self.place(finals[t], slab, t)}: the final observation has NaN or infinity{_ADVICE}")
 
-    def _place(self, env: int, slab: Slab, t: int) -> str:
-        return self._named(env, int(slab.episode[t, env]), int(slab.step[t, env]))
+    def place(self, env: int, slab: Slab, t: int) -> str:
+        """The step of row t."""
+        return self.named(env, int(slab.episode[t, env]), int(slab.step[t, env]))
 
-    def _named(self, env: int, episode: int, step: int) -> str:
+    def followed(self, env: int, slab: Slab, t: int) -> str:
+        """The observation that followed row t: the next episode's first, if one ended there."""
+        if slab.terminated[t, env] or slab.truncated[t, env] or slab.step[t, env] == DROPPED_END:
+            return f"{self.named(env, int(slab.episode[t, env]) + 1, 0)}: the first observation"
+        return f"{self.place(env, slab, t)}: the observation that followed"
+
+    def named(self, env: int, episode: int, step: int) -> str:
+        """An environment's episode and step, in words."""
         index = self._indices[env]
         return f"env {index}, episode ({index}, {episode}), seed {self._seed_of(index, episode)}, step {step}"
 

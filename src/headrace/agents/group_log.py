@@ -8,26 +8,25 @@ another run (other seed, environments, rules or tokens) is refused, and so is a 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from headrace.agents.codec import describe
 from headrace.agents.engines.protocol import Engine
 from headrace.agents.plan import GroupPlan
 from headrace.agents.records import Group, decode, encode
-from headrace.clock import now_s
 from headrace.errors import UsageError
-from headrace.files import parse_json, require_no_links
+from headrace.files import MAX_JSON_BYTES, parse_json, read_lines, require_no_links
+from headrace.run_lock import RunLock
 
 FILE = "groups.jsonl"
-_LOCK_S = 5.0  # workers of a program that was killed may hold on to it for a moment
+MAX_GROUPS_BYTES = 2 << 30
 
 
 class GroupLog:
@@ -43,13 +42,17 @@ class GroupLog:
         except OSError as error:
             raise UsageError(f"run directory {folder}: {error.strerror}; choose another") from error
         try:
-            _lock(self._file, self.path)
+            self._lock = RunLock.take(folder, FILE)
+        except BaseException:
+            self._file.close()
+            raise
+        try:
             size = self._read(identity) if self.path.stat().st_size else 0
             self._file.truncate(size)
             if not size:
                 self._write({"identity": identity})
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
     def add(self, group: Group) -> None:
@@ -59,6 +62,7 @@ class GroupLog:
     def close(self) -> None:
         """No more."""
         self._file.close()
+        self._lock.release()
 
     def _write(self, data: dict[str, Any]) -> None:
         self._file.write(_line(data))
@@ -67,8 +71,11 @@ class GroupLog:
 
     def _read(self, identity: dict[str, Any]) -> int:
         """Take over what is whole; returns how many bytes that is."""
-        lines = list(_lines(self.path))
-        if not lines and not _line({"identity": identity}).startswith(self.path.read_bytes()[:12]):
+        try:
+            lines = list(_lines(self.path))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.path}: can't be read: {error}; choose another directory") from error
+        if not lines and not _line({"identity": identity}).startswith(_beginning(self.path)):
             raise UsageError(f"{self.path}: expected a log of groups, got something else; choose another directory")
         size = 0
         for number, line in enumerate(lines):
@@ -94,7 +101,7 @@ class GroupLog:
 def read_groups(path: Path) -> list[Group]:
     """The groups of a log, in the order of their numbers."""
     try:
-        groups = [decode(parse_json(line)) for line in list(_lines(path))[1:]]
+        groups = [decode(parse_json(line)) for line in islice(_lines(path.resolve()), 1, None)]
         return sorted({group.number: group for group in groups}.values(), key=lambda group: group.number)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: expected the groups.jsonl of a rollout: {type(error).__name__}: {error}") from error
@@ -126,29 +133,17 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
             for name, value in options.items()}  # fmt: skip
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
-    deadline, pause = now_s() + _LOCK_S, threading.Event()
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as error:
-            if now_s() > deadline:
-                raise UsageError(
-                    f"{path}: another program writes to it; end that, or choose another directory"
-                ) from error
-        pause.wait(0.05)
-
-
 def _line(data: dict[str, Any]) -> bytes:
     return json.dumps(data).encode() + b"\n"
 
 
 def _lines(path: Path) -> Iterator[bytes]:
+    return (line for line in read_lines(path, MAX_JSON_BYTES, MAX_GROUPS_BYTES) if line.endswith(b"\n"))
+
+
+def _beginning(path: Path) -> bytes:
     with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield line
+        return file.read(12)
 
 
 def _require_same(path: Path, theirs: object, ours: dict[str, Any]) -> None:

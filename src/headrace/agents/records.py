@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import HeadraceError
+from headrace.plain_text import shortened
 
 Array = npt.NDArray[Any]
 
@@ -51,7 +52,7 @@ class EpisodeError(HeadraceError):
     def __init__(self, boundary: str, message: str) -> None:
         assert boundary in BOUNDARIES, boundary
         super().__init__(f"{boundary}: {message}")
-        self.boundary, self.message = boundary, message
+        self.boundary, self.message = boundary, shortened(message)
 
     @property
     def failure(self) -> Failure:

@@ -1,7 +1,7 @@
 """A recorded conversation for the terminal: what was asked, what was sampled, token by token, and what it earned.
 
 Tokens that the policy sampled are green, by how likely they were; what it only read is dim. Without colours the sampled
-text stands between ⟦ and ⟧.
+text stands between ⟦ and ⟧. A model and a file may say anything: control characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from headrace.agents.group_log import read_groups
 from headrace.agents.records import Episode, Group
 from headrace.errors import UsageError
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular, require_no_links
+from headrace.plain_text import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -55,7 +56,8 @@ def listing(groups: Sequence[Group]) -> str:
             note = f"{one.failure.boundary}: {one.failure.message}" if one.failure else ""
             note = note or ("" if one.is_trainable else "text only")
             who = f"{one.episode_id:<10}{one.tag:<14}{one.status:<11}"
-            lines.append(f"{who}{len(one.turns):>6}{sampled:>8}{one.reward:>9.2f}  {note}")
+            line = f"{who}{len(one.turns):>6}{sampled:>8}{one.reward:>9.2f}  {note}"
+            lines.append(printable(line, is_one_line=True))
     return "\n".join(lines)
 
 
@@ -76,21 +78,22 @@ def conversation(one: Episode, codec: Codec | None = None, has_colour: bool = Tr
     codec = codec or ByteCodec()
     text = Text()
     head = f"episode {one.episode_id}  {one.tag}  seed {one.seed}  {one.status}  reward {one.reward:g}"
-    text.append(head + "\n", "bold")
+    text.append(printable(head, is_one_line=True) + "\n", "bold")
     if one.failure is not None:
-        text.append(f"failed at the boundary {one.failure.boundary}: {one.failure.message}\n", "red")
+        text.append(printable(f"failed at the boundary {one.failure.boundary}: {one.failure.message}\n"), "red")
     for index, turn in enumerate(one.turns):
         text.append(f"\nturn {index + 1}", "bold cyan")
         text.append(
             f"  reward {turn.reward:+g}  engine {turn.engine_s * 1e3:.0f} ms  environment {turn.env_s * 1e3:.1f} ms\n",
             "cyan",
         )
-        text.append(turn.prompt + "\n", "dim")
+        text.append(printable(turn.prompt) + "\n", "dim")
         if turn.stop > turn.start:
             _append_tokens(text, one, index, codec, has_colour)
         else:
-            text.append(turn.answer if has_colour else f"⟦{turn.answer}⟧", "green")
-        done = " · ".join(turn.actions) if turn.is_valid else "not valid, nothing was done"
+            answer = printable(turn.answer)
+            text.append(answer if has_colour else f"⟦{answer}⟧", "green")
+        done = printable(" · ".join(turn.actions)) if turn.is_valid else "not valid, nothing was done"
         text.append(f"\n-> {done}\n", "bold" if turn.is_valid else "bold red")
     return text
 
@@ -102,7 +105,7 @@ def _append_tokens(text: Text, one: Episode, index: int, codec: Codec, has_colou
     ids = row.ids[turn.start : turn.stop].tolist()
     log_probs = row.log_probs[turn.start : turn.stop]
     if not has_colour:
-        text.append(f"⟦{codec.decode(ids)}⟧")
+        text.append(f"⟦{printable(codec.decode(ids))}⟧")
         return
     shown = ""
     for count in range(1, len(ids) + 1):
@@ -110,5 +113,5 @@ def _append_tokens(text: Text, one: Episode, index: int, codec: Codec, has_colou
         if whole.endswith("\N{REPLACEMENT CHARACTER}") and count < len(ids):
             continue  # in the middle of a character
         style = "bold green" if log_probs[count - 1] > -0.7 else "green" if log_probs[count - 1] > -2.3 else "yellow"
-        text.append(whole[len(shown) :], style)
+        text.append(printable(whole[len(shown) :]), style)
         shown = whole

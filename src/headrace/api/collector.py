@@ -46,7 +46,14 @@ class Collector:
         max_lag: int = 0,
         shards: int = 0,
         start_method: str = "forkserver",
+        spares: int = 1,
         pick_up_rows: int = -1,
+        nan_policy: str = "raise",
+        out_of_bounds: str = "warn",
+        hang_floor_s: float = 30.0,
+        hang_ceiling_s: float = 300.0,
+        worker_max_memory_mb: int = 0,
+        worker_max_episodes: int = 0,
     ) -> None:
         config = RunConfig(
             env=env_spec(env, env_kwargs, wrappers, action_repeat),
@@ -54,7 +61,10 @@ class Collector:
             policy=policy_config(policy),
             topology=place(
                 n_envs=n_envs, n_steps=n_steps, topology=topology, workers=workers, inference=inference,
-                max_lag=max_lag, shards=shards, start_method=start_method, pick_up_rows=pick_up_rows,
+                max_lag=max_lag, shards=shards, start_method=start_method, spares=spares, pick_up_rows=pick_up_rows,
+                nan_policy=nan_policy, out_of_bounds=out_of_bounds,
+                hang_floor_s=hang_floor_s, hang_ceiling_s=hang_ceiling_s,
+                worker_max_memory_mb=worker_max_memory_mb, worker_max_episodes=worker_max_episodes,
             ),
         )  # fmt: skip
         self._parts = build_parts(config, copy.deepcopy(own_module(policy)), is_learning=False)

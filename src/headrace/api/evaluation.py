@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from headrace.api.arguments import env_spec
 from headrace.build import Parts
-from headrace.collecting.plan import build_envs, build_noise
+from headrace.collecting.plan import build_noise
+from headrace.envs.building import build_envs
+from headrace.envs.mended import mended
 from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.serial import SerialEnvs
 from headrace.envs.spec import EnvSource, EnvSpec
@@ -79,7 +81,7 @@ def evaluate_parts(
     """Evaluate a run's present weights on environments of their own; the run itself is not touched."""
     spec, seed = env if env is not None else parts.config.env, parts.config.seed
     n_envs = 1 if one_env or isinstance(spec, gym.Env) else min(n_episodes, _ENVS)
-    envs = _built(spec, n_envs, seed)
+    envs = _built(spec, n_envs, seed, parts.config.topology.nan_policy)
     try:
         for role, ours, theirs in (
             ("observation_space", parts.observation, envs.observation_space),
@@ -103,8 +105,9 @@ def evaluate_parts(
             envs.close()
 
 
-def _built(spec: EnvSpec | gym.Env[Any, Any], n_envs: int, seed: int) -> VectorEnv:
+def _built(spec: EnvSpec | gym.Env[Any, Any], n_envs: int, seed: int, nan_policy: str) -> VectorEnv:
     """Environments of the evaluation branch; a user's own instance is borrowed."""
     if isinstance(spec, gym.Env):
-        return SerialEnvs(lambda: spec, range(n_envs), partial(leaf, seed, Purpose.EVALUATION))
-    return build_envs(spec, range(n_envs), seed, Purpose.EVALUATION)
+        seed_of = partial(leaf, seed, Purpose.EVALUATION)
+        return mended(SerialEnvs(lambda: spec, range(n_envs), seed_of), nan_policy)
+    return build_envs(spec, range(n_envs), seed, Purpose.EVALUATION, nan_policy)

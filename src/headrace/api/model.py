@@ -8,6 +8,7 @@ A signal may break off collecting; the model is then as after the last update, a
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -35,15 +36,21 @@ from headrace.errors import HeadraceError, SchemaError, UsageError
 from headrace.inference.local import LocalInference
 from headrace.loading import Fit, admit, read_from, require_fit
 from headrace.memory.spaces import shape_of
+from headrace.plain_text import message_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module
 from headrace.policies.threads import torch_threads
 from headrace.run_config import RunConfig, SessionConfig, decode, encode
-from headrace.session import Result, Session
+from headrace.run_lock import RunLock
+from headrace.session import Session
 from headrace.session_files import SessionFiles
+from headrace.session_result import Result
 from headrace.telemetry.sinks import Record
 from headrace.train import Run
 from headrace.views.terminal import TerminalView
+from headrace.weights.saving import load as load_weights
+
+logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 Callback = Callable[[Record], bool | None]
@@ -95,7 +102,8 @@ class Model:
         """Train for that many more steps. With a run_dir, metrics, checkpoints, result and report are kept there.
 
         `callback` gets every update's record and stops training by returning False. Further keywords are those of
-        SessionConfig: eval_every, n_eval_episodes, stop_reward, checkpoint_every, keep_checkpoints, tags.
+        SessionConfig: eval_every, n_eval_episodes, stop_reward, checkpoint_every, keep_checkpoints, keep_episodes_mb,
+        tags.
         With progress_bar, or verbose=1, the terminal shows the run. Ctrl-C ends it at the last update and comes out as
         KeyboardInterrupt; the model is then as after that update, and can be saved or learn on.
         """
@@ -115,25 +123,40 @@ class Model:
         return self
 
     def train(
-        self, config: SessionConfig, run_dir: Path | None, show: bool, callback: Callback | None = None
+        self,
+        config: SessionConfig,
+        run_dir: Path | None,
+        show: bool,
+        callback: Callback | None = None,
+        lock: RunLock | None = None,
     ) -> Result:
-        """Train up to config.total_timesteps steps in all, counted from the run's start."""
+        """Train up to config.total_timesteps steps in all, counted from the run's start.
+
+        `lock` is the run directory's, if the caller holds it already; it is released here.
+        """
         if self._is_closed:
             raise UsageError("this model was closed; make or load another one")
         if self._is_torn:
             self._rewind()
-        parts = self._parts
-        if run_dir is not None:
-            open_run_dir(run_dir, encode(parts.config) | {"session": asdict(config)}, self._is_new)
+        if run_dir is None:
+            return self._train(config, None, show, callback)
+        encoded = encode(self._parts.config) | {"session": asdict(config)}
+        with open_run_dir(run_dir, encoded, self._is_new, lock):
             self._is_new = False
-        view = None
+            return self._train(config, run_dir, show, callback)
+
+    def _train(self, config: SessionConfig, run_dir: Path | None, show: bool, callback: Callback | None) -> Result:
+        parts, view = self._parts, None
         if show:
             view = TerminalView(parts.config.env.name, config.total_timesteps, facts(parts, self._run.algorithm))
             parts.reader.say = view.message
-        files = SessionFiles(run_dir, config, len(parts.topology.shards), parts.topology.max_lag > 0)
-        session = Session(
-            self._run, config, self._evaluated, files, run_dir, view, callback, notes=parts.topology.reasons
-        )
+        notes, nan_policy = parts.topology.reasons, parts.config.topology.nan_policy
+        if nan_policy != "raise" and config.keep_episodes_mb:  # a replay would see what was mended, not what is stored
+            notes = (*notes, f"nan_policy={nan_policy}: episodes are not recorded, so headrace replay has none")
+            config = replace(config, keep_episodes_mb=0)
+        files = SessionFiles(run_dir, config, len(parts.topology.shards), parts.topology.max_lag > 0, parts.config.seed)
+        parts.reader.is_recording = files.is_recording
+        session = Session(self._run, config, self._evaluated, files, run_dir, view, callback, notes)
         self._is_torn = True  # until the session comes to an orderly end
         with torch_threads(self._run.algorithm.threads):  # once for all updates
             self.result = session.train()
@@ -228,7 +251,7 @@ class Model:
         try:
             require_fit(snapshot, _fit(model._parts), weights_only)
             if weights_only:
-                model._parts.weights.load(snapshot.weights)
+                load_weights(model._parts.weights, snapshot.weights)
             else:
                 model._parts.require_fit(snapshot)
                 with read_from(snapshot):
@@ -250,7 +273,12 @@ class Model:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as second:
+            if error is None:
+                raise
+            logger.warning("not all could be closed: %s", message_of(second))  # and the error goes on its way
 
     @property
     def policy(self) -> Module:

@@ -16,8 +16,9 @@ from headrace.run_config import RunConfig
 
 _ALGORITHM = tuple(field.name for field in fields(PpoConfig))
 _PLACE = (
-    "n_envs", "n_steps", "topology", "workers", "inference", "max_lag", "shards", "start_method", "pick_up_rows",
-    "publish_every", "batch",
+    "n_envs", "n_steps", "topology", "workers", "inference", "max_lag", "shards", "start_method", "spares",
+    "pick_up_rows", "publish_every", "batch", "nan_policy", "out_of_bounds",
+    "hang_floor_s", "hang_ceiling_s", "worker_max_memory_mb", "worker_max_episodes",
 )  # fmt: skip
 
 
@@ -59,9 +60,16 @@ class PPO(Model):
         max_lag: int = 0,
         shards: int = 0,
         start_method: str = "forkserver",
+        spares: int = 1,
         pick_up_rows: int = -1,
         publish_every: int | str = 1,
         batch: str = "every_shard",
+        nan_policy: str = "raise",
+        out_of_bounds: str = "warn",
+        hang_floor_s: float = 30.0,
+        hang_ceiling_s: float = 300.0,
+        worker_max_memory_mb: int = 0,
+        worker_max_episodes: int = 0,
         seed: int | None = None,
         verbose: int = 0,
     ) -> None:

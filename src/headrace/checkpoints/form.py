@@ -134,9 +134,11 @@ def _text_or_callable(value: Any, where: str) -> None:
 
 
 def _option(value: Any, where: str) -> None:
-    """A plain value, or the name of a function that a file can't hold."""
+    """A plain value that is not NaN, or the name of a function that a file can't hold."""
     if isinstance(value, list | dict):
         record(callable=text)(value, where)
+    if isinstance(value, float) and math.isnan(value):
+        _refuse(where, "a number", value)
 
 
 def _bound(value: Any, where: str) -> None:
@@ -178,16 +180,14 @@ def _space(value: Any, where: str) -> None:
 CONFIG = record(
     env=record(
         env=_text_or_callable, kwargs=mapping(anything), wrappers=list_of(_text_or_callable, most=64),
-        action_repeat=whole(1, 1 << 20),
+        action_repeat=whole(1, 1 << 20), seed_bits=whole(32, 63),
     ),
     seed=whole(0, None),
     policy=at_least(
         policy=text, net_arch=list_of(whole(1, 1 << 24), most=64), activation=one_of("tanh", "relu"),
         log_std_init=number, tile=whole(0, 1 << 16),
     ),
-    algorithm=at_least(
-        name=text, batch_size=whole(1), learner_threads=whole(1, 1024), gamma=number, gae_lambda=number, vf_coef=number,
-    ),
+    algorithm=at_least(name=text, batch_size=whole(1), learner_threads=whole(1, 1024)),
     topology=at_least(
         n_envs=whole(1, MAX_ENVS), n_steps=whole(1, 1 << 32), shards=whole(0, MAX_ENVS), max_lag=whole(0, 1 << 12),
         pick_up_rows=whole(-1, 1 << 32), workers=text, publish_every=text,
@@ -243,12 +243,13 @@ def _state(n_envs: int) -> Check:
 
 def _require_arrays(state: Mapping[str, Any], arrays: Mapping[str, Array], n_envs: int) -> None:
     observation, action = state["observation_space"], state["action_space"]
-    names = {"last_obs", "noise_counter", "lengths", "actions"}
+    names = {"last_obs", "noise_counter", "lengths", "actions", "checksum"}
     _require_names(dict(arrays), "episodes", names, names | {"published"})
     for name in ("noise_counter", "lengths"):
         _require_array(name, arrays[name], (n_envs,), "int64")
         if (arrays[name] < 0).any():
             _refuse(f"episodes.{name}", "numbers of at least 0", arrays[name])
+    _require_array("checksum", arrays["checksum"], (n_envs,), "uint64")
     total = sum(arrays["lengths"].tolist())  # in whole numbers that can't overflow
     _require_array("last_obs", arrays["last_obs"], (n_envs, *observation.get("shape", [])), observation["dtype"])
     _require_array("actions", arrays["actions"], (total, *action.get("shape", [])), action["dtype"])

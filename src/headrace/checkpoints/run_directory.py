@@ -1,11 +1,12 @@
 """A run's directory: its name, what it holds from the start, and its one history.
 
-    config.json, versions.json, log.txt      at the start            result.json, report.*      at the end
-    metrics.jsonl, episodes.jsonl, events.*, evaluations.npz, checkpoints/, best/               meanwhile
+    config.json, versions.json, log.txt (locked), result.json   at the start       result.json, report.*   at the end
+    metrics.jsonl, episodes.jsonl, journal/, events.*, evaluations.npz, checkpoints/, best/                meanwhile
 
 A run goes on from an earlier step than its files reach after a kill, after damage to its newest checkpoint, or because
 the user named an earlier one. What lies beyond that step will be written once more, so it is set aside first: newer
-checkpoints go to superseded/, later episodes are dropped, evaluations are read back up to the step.
+checkpoints go to superseded/, later episodes are dropped, evaluations are read back up to the step. A journal that is
+damaged goes to superseded/ as well.
 Does not know sessions or runs.
 """
 
@@ -18,6 +19,7 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,16 +27,18 @@ from typing import Any
 import numpy as np
 
 from headrace.checkpoints.arrays import read_columns
-from headrace.checkpoints.proof import CONFIGURATION, prove
-from headrace.errors import UsageError
+from headrace.checkpoints.proof import CONFIGURATION, doubt_about, prove
+from headrace.episodes.journal_file import cut_journal
+from headrace.errors import JournalError, UsageError
 from headrace.evaluation.evaluate import Evaluated
-from headrace.files import MAX_JSON_BYTES, parse_object, read_regular, require_no_links
+from headrace.files import MAX_JSON_BYTES, parse_object, read_lines, read_regular, require_no_links
+from headrace.run_lock import RunLock
 
 logger = logging.getLogger(__name__)
 
 _WRITTEN = {
     "config.json", "versions.json", "log.txt", "metrics.jsonl", "episodes.jsonl", "schedule.jsonl", "evaluations.npz",
-    "result.json", "report.html", "report.png", "checkpoints", "best", "superseded",
+    "result.json", "report.html", "report.png", "checkpoints", "best", "superseded", "journal",
 }  # fmt: skip
 _UNFINISHED = (".partial", ".unfinished", ".old")
 _PACKAGES = ("headrace", "torch", "numpy", "gymnasium", "safetensors")
@@ -50,14 +54,33 @@ def default_run_dir(env: str, algorithm: str, seed: int) -> Path:
 def _without_places(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration as JSON has it, without where actors run: a run may go on elsewhere."""
     plain: dict[str, Any] = json.loads(json.dumps(config))
-    for name in ("topology", "workers", "shards", "start_method"):
+    for name in ("topology", "workers", "shards", "start_method", "spares"):
         plain.get("topology", {}).pop(name, None)
     return plain
 
 
-def open_run_dir(run_dir: Path, config: dict[str, Any], is_new: bool) -> None:
-    """Make the directory and write what is known at the start; refused if it can't be, or holds another run."""
+def open_run_dir(run_dir: Path, config: dict[str, Any], is_new: bool, lock: RunLock | None = None) -> RunLock:
+    """Make the directory and write what is known at the start; refused if it can't be, is in use, or holds another run.
+
+    Returns the lock of the directory, for the caller to release: the one it was given, or a new one.
+    """
     _require_no_links(run_dir)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"run directory {run_dir}: can't be written: {error}; choose another with --run-dir"
+        ) from error
+    held = lock if lock is not None and lock.is_of(run_dir) else RunLock.take(run_dir)
+    try:
+        _begin(run_dir, config, is_new)
+    except BaseException:
+        held.release()
+        raise
+    return held
+
+
+def _begin(run_dir: Path, config: dict[str, Any], is_new: bool) -> None:
     if is_new and any((run_dir / name).exists() for name in ("checkpoints", "metrics.jsonl")):
         raise UsageError(
             f"run directory {run_dir} already holds a run: go on with it (--resume {run_dir}, or PPO.load in Python), "
@@ -71,11 +94,9 @@ def open_run_dir(run_dir: Path, config: dict[str, Any], is_new: bool) -> None:
                 f"run directory {run_dir} holds another run ({', '.join(other)} differ); choose another directory"
             )
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
         proof = prove(CONFIGURATION, config)
         write_json(run_dir / "config.json", config if proof is None else config | {"proof": proof})
         write_json(run_dir / "versions.json", _versions())
-        (run_dir / "log.txt").touch()
     except OSError as error:
         raise UsageError(
             f"run directory {run_dir}: can't be written: {error}; choose another with --run-dir"
@@ -88,7 +109,7 @@ def _require_no_links(run_dir: Path) -> None:
     written = [name for name in found if name in _WRITTEN or name.startswith("events.") or name.endswith(_UNFINISHED)]
     try:
         require_no_links(run_dir, written)
-        for folder in (run_dir / "checkpoints", run_dir / "superseded"):
+        for folder in (run_dir / "checkpoints", run_dir / "superseded", run_dir / "journal"):
             require_no_links(folder, [path.name for path in folder.iterdir()] if folder.is_dir() else [])
     except OSError as error:
         raise UsageError(
@@ -104,6 +125,15 @@ def _read_config(path: Path) -> dict[str, Any]:
         return config
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read: {error}; mend it, or choose another directory") from error
+
+
+def read_config(run_dir: Path) -> tuple[dict[str, Any], str]:
+    """A run's configuration, and why it is not proved that this user's run wrote it; empty if it is."""
+    if not (run_dir / "config.json").is_file():
+        raise UsageError(f"{run_dir}: expected a run directory with config.json, found none")
+    config = _read_config(run_dir / "config.json")
+    proof = config.pop("proof", None)
+    return config, doubt_about(CONFIGURATION, config, proof)
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
@@ -133,10 +163,39 @@ def set_newer_aside(run_dir: Path, steps: int) -> None:
 
 def cut_episodes(path: Path, steps: int) -> None:
     """Drop the episodes that a resumed run will see again, and a line torn by a crash."""
-    if not path.exists():
+    _cut(path, lambda count, line: _step_of(line) <= steps)
+
+
+def cut_schedule(path: Path, updates: int) -> None:
+    """Keep the lines of that many updates, and none that a crash has torn."""
+    _cut(path, lambda count, line: count < updates and line.endswith(b"\n"))
+
+
+def _cut(path: Path, is_kept: Callable[[int, bytes], bool]) -> None:
+    """Before the first line that is not kept; one line is held at a time, and one that is far too long is not kept."""
+    size = 0
+    try:
+        for count, line in enumerate(read_lines(path, MAX_JSON_BYTES)):
+            if not is_kept(count, line):
+                break
+            size += len(line)
+    except FileNotFoundError:
         return
-    lines = path.read_bytes().splitlines(keepends=True)
-    os.truncate(path, sum(map(len, itertools.takewhile(lambda line: _step_of(line) <= steps, lines))))
+    except ValueError as error:
+        logger.warning("%s is cut: %s", path, error)
+    os.truncate(path, size)
+
+
+def cut_recorded(run_dir: Path, updates: int) -> None:
+    """Drop what a resumed run will record again; a journal that is damaged is set aside as it is."""
+    folder, aside = run_dir / "journal", run_dir / "superseded" / "journal"
+    try:
+        cut_journal(folder, updates)
+    except JournalError as error:
+        logger.warning("%s; moved to %s, recording begins anew", error, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.parent.mkdir(exist_ok=True)
+        folder.rename(aside)
 
 
 def read_evaluations(path: Path, steps: int) -> list[tuple[int, Evaluated]]:
@@ -171,6 +230,17 @@ def _step_of(line: bytes) -> float:
         return float(json.loads(line)["steps"]) if line.endswith(b"\n") else float("inf")
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return float("inf")
+
+
+def other_versions(run_dir: Path) -> list[str]:
+    """What a run was made with and is another version here, a line each; nothing if that is not known."""
+    try:
+        then = parse_object(read_regular(run_dir / "versions.json", MAX_JSON_BYTES))
+    except (OSError, ValueError):
+        return []
+    here = _versions()
+    pairs = [(name, str(then.get(name))[:80], now) for name, now in here.items() if name in then]
+    return [f"{name} {before} then, {now} here" for name, before, now in pairs if before != now]
 
 
 def _versions() -> dict[str, str]:

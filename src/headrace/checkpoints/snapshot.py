@@ -3,7 +3,7 @@
     Snapshot --save--> DIR/{weights,optimizer,episodes}.safetensors, state.json, manifest.json     --load--> Snapshot
 
     weights     parameters and buffers by name            optimizer   Adam's state
-    episodes    last observations, noise counters, the journal's actions
+    episodes    last observations, noise counters, the journal's actions and checksums
     state       configuration, schema, counters, ledger, statistics        manifest   SHA-256 of every other file, and
                                                                            a proof that this user wrote them (proof)
 
@@ -35,7 +35,7 @@ from headrace.checkpoints.proof import CHECKPOINT, doubt_about, prove
 from headrace.errors import CheckpointError
 from headrace.files import MAX_ARRAY_BYTES, MAX_JSON_BYTES, is_real_directory, parse_object, read_regular
 
-FORMAT = 2  # 1: before algorithms had names
+FORMAT = 4  # 1: no names of algorithms; 2: no width of seeds; 3: no checksums of running episodes
 _TENSORS = ("weights", "optimizer", "episodes")
 _FILES = {f"{part}.safetensors": MAX_ARRAY_BYTES for part in _TENSORS} | {"state.json": MAX_JSON_BYTES}
 _STEP = re.compile(r"step_\d{1,20}")

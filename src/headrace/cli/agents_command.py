@@ -84,7 +84,7 @@ def _rollout(options: argparse.Namespace) -> int:
         require_no_links(folder, ("log.txt", "codec.json", "groups.jsonl", "records.parquet", "result.json"))
     except OSError as error:
         raise UsageError(f"--run-dir {folder}: {error.strerror}; remove it, or choose another directory") from error
-    handler = logging.FileHandler(folder / "log.txt")
+    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("headrace")
     logger.addHandler(handler)
@@ -114,8 +114,8 @@ def _rollout(options: argparse.Namespace) -> int:
     print(f"look at one with: headrace agents show {folder} {groups[0].episodes[0].episode_id}")
     if failed == len(groups):
         reasons = Counter(f"{one.boundary}: {one.message}" for group in groups for one in group.failures)
-        told = f"; most often {reasons.most_common(1)[0][0]}" if reasons else ""
-        raise HeadraceError(f"no group has a result{told}; {folder}/log.txt has the rest")
+        most_often = f"; most often {reasons.most_common(1)[0][0]}" if reasons else ""
+        raise HeadraceError(f"no group has a result{most_often}; {folder}/log.txt has the rest")
     return 0
 
 
@@ -136,20 +136,20 @@ def _compare(options: argparse.Namespace) -> int:
         if path is not None:  # now, not after minutes of playing
             _require_folder(path.parent, option)
             _require_writable(path, option)
-    told = compare(config, lambda: engine_of(config), lambda name: print(f"running: {name}", file=sys.stderr))
-    print(text_table(told))
-    print(f"\npicture: {write_plot(told, options.plot)}")
+    compared = compare(config, lambda: engine_of(config), lambda name: print(f"running: {name}", file=sys.stderr))
+    print(text_table(compared))
+    print(f"\npicture: {write_plot(compared, options.plot)}")
     if options.json:
         numbers = {
-            "agree": told.agree,
-            "speed_up": told.speed_up,
-            "checks": told.checks,
-            "sequential_s": told.sequential.seconds,
-            "parallel_s": told.parallel.seconds,
-            "metrics": {"sequential": told.sequential.metrics, "parallel": told.parallel.metrics},
+            "agree": compared.agree,
+            "speed_up": compared.speed_up,
+            "checks": compared.checks,
+            "sequential_s": compared.sequential.seconds,
+            "parallel_s": compared.parallel.seconds,
+            "metrics": {"sequential": compared.sequential.metrics, "parallel": compared.parallel.metrics},
         }
         options.json.write_text(json.dumps(numbers, indent=2))
-    return 0 if told.agree else 1
+    return 0 if compared.agree else 1
 
 
 def _require_writable(path: Path, option: str) -> None:
@@ -187,20 +187,25 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     from rich.console import Console
+    from rich.text import Text
 
     from headrace.agents.show import codec_of, conversation, find_episode, listing, read_records
 
     try:
         groups = read_records(options.file)
-        if options.episode is None:
-            print(listing(groups))
-            return 0
         console = Console()
         has_colour = console.is_terminal and "NO_COLOR" not in os.environ
-        told = conversation(find_episode(groups, options.episode), codec_of(options.file), has_colour)
+        text: Text | str
+        if options.episode is None:
+            text = listing(groups)
+        else:
+            text = conversation(find_episode(groups, options.episode), codec_of(options.file), has_colour)
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise UsageError(
             f"{options.file}: expected the records of a rollout: {type(error).__name__}: {error}"
         ) from error
-    console.print(told, soft_wrap=True)
+    if isinstance(text, str):
+        print(text)
+    else:
+        console.print(text, soft_wrap=True)
     return 0

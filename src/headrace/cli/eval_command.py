@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from headrace.cli.options import translate
+from headrace.cli.printing import warn
 from headrace.errors import UsageError
 
 
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
     found, snapshot, damaged = find_latest(options.run)
     for line in damaged:
-        print(f"headrace: warning: {line}", file=sys.stderr)
+        warn(line)
     env = None if options.env is None else EnvSpec(options.env)
     admit(snapshot, env, options.trust)
     built = None if env is None or is_admitted(snapshot, options.trust) else env  # else the run's own is not built

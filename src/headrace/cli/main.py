@@ -8,7 +8,8 @@ Imports nothing heavy, so that `headrace --help` answers at once.
 from __future__ import annotations
 
 import difflib
-import os
+import gc
+import io
 import signal
 import sys
 import traceback
@@ -17,15 +18,20 @@ from types import FrameType
 from typing import NoReturn
 
 from headrace import __version__
+from headrace.cli.printing import flush, say
 from headrace.errors import EnvError, HeadraceError
+from headrace.last_words import watch_stderr
+from headrace.plain_text import MAX_TRACEBACK, shortened
 
 COMMANDS = {
     "train": "train a policy on an environment, with a live view, checkpoints and a report",
     "eval": "play episodes with a trained policy",
     "agents": "collect multi-turn rollouts of LLM agents in text environments",
+    "replay": "execute a recorded episode again and compare it, list episodes, compare two runs",
     "check": "find out what headrace can guarantee for an environment",
+    "report": "draw the report of a run once more, from its files",
 }
-_NOT_BUILT = ("record", "plan", "sweep", "doctor", "bench", "replay", "watch")
+_NOT_BUILT = ("record", "plan", "sweep", "doctor", "bench", "watch")
 
 _HELP = """usage: headrace COMMAND [options]
 
@@ -41,13 +47,23 @@ examples:
   headrace train CartPole-v1 --n-envs 64 --n-steps 32 --batch-size 512 --total-timesteps 150000
   headrace train --resume runs/CartPole-v1__ppo__1__20260101-120000
   headrace eval runs/CartPole-v1__ppo__1__20260101-120000 --n-eval-episodes 100
+  headrace replay runs/CartPole-v1__ppo__1__20260101-120000 3:17
   headrace check my_package.envs:MyEnv
 """
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
+    watch_stderr()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: a name may hold what a terminal has not
+    code = flush(_run(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        gc.freeze()  # the process ends now: a last collection of all of torch would cost half a second
+    return code
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_HELP.format(commands="\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())), end="")
         return 0 if arguments else 2
@@ -65,10 +81,9 @@ def main(argv: list[str] | None = None) -> int:
         _explain(error)
         return error.exit_code
     except KeyboardInterrupt:
-        print("headrace: interrupted", file=sys.stderr)
+        say("headrace: interrupted")
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: say no more
         return 1
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -82,10 +97,10 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 def _explain(error: HeadraceError) -> None:
     """One clear message; where somebody else's code raised, its whole traceback above it."""
     if isinstance(error, EnvError) and error.__cause__ is not None and not _is_ours(error.__cause__):
-        traceback.print_exception(error.__cause__, file=sys.stderr)
+        say(shortened("".join(traceback.format_exception(error.__cause__)), MAX_TRACEBACK).rstrip())
     for note in getattr(error, "__notes__", ()):  # a worker's traceback
-        print(note, file=sys.stderr)
-    print(f"headrace: error: {error}", file=sys.stderr)
+        say(note)
+    say(f"headrace: error: {error}")
 
 
 def _is_ours(cause: BaseException) -> bool:

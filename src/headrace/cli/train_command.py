@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import tyro
 from headrace.cli.options import env_kwargs, flat, read_config, translate, value_of, with_file
 from headrace.cli.own_modules import find_own_modules
 from headrace.cli.own_words import require_own_words
+from headrace.cli.printing import drop_stdout, warn
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSpec
 from headrace.errors import CheckpointError, UsageError
@@ -22,12 +24,19 @@ from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
 from headrace.learning.config import ALGORITHMS, PpoConfig
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig, SessionConfig, decode, encode
+from headrace.run_lock import RunLock
 
 if TYPE_CHECKING:
     from headrace.api.model import Model
 
 
-_PLACES = ("topology", "workers", "shards", "start_method")
+_PLACES = (
+    "topology", "workers", "shards", "start_method", "spares", "out_of_bounds",
+    "hang_floor_s", "hang_ceiling_s", "worker_max_memory_mb", "worker_max_episodes",
+)  # fmt: skip
+_Algorithm = Annotated[
+    str, tyro.conf.arg(help=f"{' or '.join(ALGORITHMS)}; --help shows the options of the one that is named.")
+]
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,7 @@ class TrainOptions:
     action_repeat: int = 1
     """Send every action this many times and sum the rewards."""
     policy: tyro.conf.OmitArgPrefixes[PolicyConfig] = field(default_factory=PolicyConfig)
-    algorithm: str = "ppo"
-    """ppo, or impala (actor-critic with V-trace); --help shows the options of the one that is named."""
+    algorithm: _Algorithm = "ppo"
     learning: tyro.conf.OmitArgPrefixes[PpoConfig] = field(default_factory=PpoConfig)
     topology: tyro.conf.OmitArgPrefixes[TopologyConfig] = field(default_factory=TopologyConfig)
     session: tyro.conf.OmitArgPrefixes[SessionConfig] = field(default_factory=SessionConfig)
@@ -74,7 +82,7 @@ def _options_for(name: str) -> type[TrainOptions]:
         return TrainOptions
     config: Any = ALGORITHMS[name]
     changed = [
-        ("algorithm", str, field(default=name)),
+        ("algorithm", _Algorithm, field(default=name)),
         ("learning", Annotated[config, tyro.conf.OmitArgPrefixes], field(default_factory=config)),
         (
             "topology",
@@ -99,13 +107,25 @@ def main(argv: list[str]) -> int:
     config = _run_config(options)
     _require_consent(argv, options, config.env)
     find_own_modules(config.env.encode())
-    from headrace.api.model import Model
+    with _early_lock(options.run_dir, options.dry_run) as lock:
+        from headrace.api.model import Model
 
-    with Model.from_config(config, schedule=options.schedule) as model:
-        if options.dry_run:
-            print(model.plan())
-            return 0
-        return _train(model, options, options.run_dir)
+        with Model.from_config(config, schedule=options.schedule) as model:
+            if options.dry_run:
+                print(model.plan())
+                return 0
+            return _train(model, options, options.run_dir, lock)
+
+
+@contextmanager
+def _early_lock(run_dir: Path | None, dry_run: bool) -> Iterator[RunLock | None]:
+    """The lock of a directory that will be written to, if it holds a run: before torch is loaded and anything read."""
+    lock = None if run_dir is None or dry_run else RunLock.take_early(run_dir)
+    try:
+        yield lock
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def _parse(argv: list[str], defaults: TrainOptions | None = None) -> TrainOptions:
@@ -136,13 +156,21 @@ def _require_consent(argv: list[str], options: TrainOptions, env: EnvSpec) -> No
 
 def _resume(argv: list[str]) -> int:
     """The run's own options are the defaults; where actors run may be changed, what decides its bits may not."""
+    named, elsewhere = Path(value_of("--resume", argv) or ""), value_of("--run-dir", argv)
+    home = _home(named) if (named / "manifest.json").exists() else named
+    with _early_lock(home if elsewhere is None else Path(elsewhere), "--dry-run" in argv) as lock:
+        return _resume_locked(argv, named, lock)
+
+
+def _resume_locked(argv: list[str], named: Path, lock: RunLock | None) -> int:
     from headrace.api.model import Model
     from headrace.checkpoints.snapshot import find_latest
     from headrace.loading import admit, require_sound
+    from headrace.session_result import unfinished
 
-    found, snapshot, damaged = find_latest(Path(value_of("--resume", argv) or ""))
+    found, snapshot, damaged = find_latest(named)
     for line in damaged:
-        print(f"headrace: warning: {line}", file=sys.stderr)
+        warn(line)
     require_sound(snapshot)
     saved, home = decode(snapshot.state["config"]), _home(found)
     options = _parse(argv, _options(saved, _saved_session(home)))
@@ -162,21 +190,29 @@ def _resume(argv: list[str]) -> int:
                 f"raise --total-timesteps to go on"
             )
             return 0
-        return _train(model, options, options.run_dir or home)
+        run_dir = options.run_dir or home
+        broken_off = None if run_dir is None or lock is None else unfinished(run_dir)
+        if broken_off is not None:
+            warn(broken_off)
+        return _train(model, options, run_dir, lock)
 
 
-def _train(model: Model, options: TrainOptions, run_dir: Path | None) -> int:
+def _train(model: Model, options: TrainOptions, run_dir: Path | None, lock: RunLock | None) -> int:
     from headrace.checkpoints.run_directory import default_run_dir
 
     config = model.parts.config
     run_dir = run_dir or default_run_dir(config.env.name, config.algorithm.name, config.seed)
-    result = model.train(options.session, run_dir, show=not options.quiet)
+    result = model.train(options.session, run_dir, show=not options.quiet, lock=lock)
+    assert result.exit_code is not None
     mean = "no episode ended" if result.mean_return is None else f"mean return {result.mean_return:.1f}"
-    print(
-        f"{result.exit_reason}: {result.steps:,} steps, {result.sps:,.0f} steps/s, {mean}; "
-        f"weights {result.weights_sha256[:12]}"
-    )
-    print(f"results in {run_dir}{os.sep}, report in {run_dir / 'report.html'}")
+    try:
+        print(
+            f"{result.exit_reason}: {result.steps:,} steps, {result.sps:,.0f} steps/s, {mean}; "
+            f"weights {result.weights_sha256[:12]}"
+        )
+        print(f"results in {run_dir}{os.sep}, report in {run_dir / 'report.html'}", flush=True)
+    except OSError:
+        drop_stdout()  # nobody may read on (`| head`), the disk may be full: the run has ended as it has
     return result.exit_code
 
 

@@ -11,7 +11,7 @@ Does not know what is learned from a group.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from statistics import fmean
 from typing import Any
 
@@ -39,6 +39,7 @@ class GroupSource:
         if rollouts.pace is None:
             raise UsageError("rollouts: expected max_lag and groups_per_update, so that they keep pace with a learner")
         self._rollouts, self._per_update = rollouts, rollouts.pace.per_update
+        self.before_wait: Callable[[], None] = lambda: None
         self._stream: Generator[Group, None, None] | None = None
         self._in_hand: list[Group] = []  # of the batch that is being collected
         self._lent: list[Group] = []
@@ -53,6 +54,7 @@ class GroupSource:
         unusable = 0
         try:
             while len(self._in_hand) < self._per_update:
+                self.before_wait()
                 group = self._next()
                 if group.status == COMPLETED:
                     self._in_hand.append(group)
@@ -99,6 +101,10 @@ class GroupSource:
         self._settled = self._rollouts.state()
         self._episodes = state["episodes"]
         self._returns = deque(state["returns"], _WINDOW)
+
+    def halt(self) -> None:
+        """End the workers; what is in hand stays."""
+        self._hang_up()
 
     def close(self) -> None:
         """End the workers and close the group log; may be called twice."""

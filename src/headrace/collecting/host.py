@@ -1,10 +1,10 @@
 """The host: fills slabs for the shards it was given, one order after the other. The same loop in every topology.
 
-    Order (lease, version) -> fill the slab: act, step -> commit word (release) -> Done (where the time went)
+    Order (lease, version) -> fill the slab: act, step -> commit word (release) -> done
 
 Inline a host works in the caller's thread, with topology=threads in a thread, with processes in a worker process; what
 differs is how an order reaches it. It holds a replica of the policy and loads the version an order names, or the newest
-every few rows. The commit word is what counts: Done only wakes the reader and brings the times along.
+every few rows. The commit word is what counts: done only wakes the reader. Where the time went is in the slab's header.
 Whoever calls it has set torch to one thread. Does not know rings, other hosts, or why a rollout was ordered.
 """
 
@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import copy
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
 from headrace.acting.actor import Act, Actor, Array
 from headrace.clock import now_ns
 from headrace.collecting.plan import HostPlan, build_actor
-from headrace.episodes.journal import Standing
+from headrace.episodes.standing import Standing
 from headrace.errors import HeadraceError
 from headrace.inference.local import LocalInference
+from headrace.memory.crash_note import CrashNote
 from headrace.memory.ring import Lease
-from headrace.memory.slab import Slab, slab_bytes
+from headrace.memory.slab import Slab, Word, slab_bytes
 from headrace.memory.spaces import Leaves
 from headrace.weights.flat import FlatParameters
 from headrace.weights.store import Replica, WeightStore
 
 _ORDER = struct.Struct("=6q")
-_DONE = struct.Struct("=5q")
 
 
 @dataclass(frozen=True)
@@ -53,43 +54,6 @@ class Order:
         return cls(Lease(slot, shard, sequence, fence), version, offset)
 
 
-@dataclass(frozen=True)
-class Done:
-    """A slab was committed; nanoseconds in environments, inference and copying, and waiting for the order."""
-
-    shard: int
-    env: int = 0
-    inference: int = 0
-    copy: int = 0
-    idle: int = 0
-
-    def encode(self) -> bytes:
-        """As a record of fixed size."""
-        return _DONE.pack(self.shard, self.env, self.inference, self.copy, self.idle)
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """The inverse."""
-        return cls(*_DONE.unpack(data))
-
-
-@dataclass
-class Spent:
-    """Seconds of all hosts together since the last look."""
-
-    env: float = 0.0
-    inference: float = 0.0
-    copy: float = 0.0
-    idle: float = 0.0  # waiting for an order
-
-    def add(self, done: Done) -> None:
-        """One more rollout."""
-        self.env += done.env / 1e9
-        self.inference += done.inference / 1e9
-        self.copy += done.copy / 1e9
-        self.idle += done.idle / 1e9
-
-
 class Host:
     """Actors of some shards, and one replica of the policy that acts for them."""
 
@@ -99,6 +63,7 @@ class Host:
         slabs: memoryview,
         store: WeightStore,
         starts: Mapping[int, Callable[[], Standing | None] | Standing | None],
+        notes: Sequence[CrashNote | None] = (),
     ) -> None:
         flat = FlatParameters(copy.deepcopy(plan.module))
         self._plan, self._slabs, self._store = plan, slabs, store
@@ -108,27 +73,30 @@ class Host:
         self._actors: dict[int, Actor] = {}
         try:
             for shard, start in starts.items():
-                self._actors[shard] = build_actor(plan, shard, start() if callable(start) else start)
+                standing = start() if callable(start) else start
+                self._actors[shard] = build_actor(plan, shard, standing, notes[shard] if notes else None)
         except BaseException:
-            self._close_quietly()
+            with suppress(HeadraceError):  # something else has failed, and that is what people should hear of
+                self.close()
             raise
 
-    def serve(self, receive: Callable[[], Order | None], report: Callable[[Done], None]) -> None:
-        """Fill what is ordered until there is nothing more to receive."""
+    def serve(self, receive: Callable[[], Order | None], done: Callable[[], None]) -> None:
+        """Fill what is ordered until there is nothing more to receive; say when a slab is done."""
         while True:
             asked = now_ns()
             order = receive()
             if order is None:
                 return
-            report(self.fill(order, now_ns() - asked))
+            self.fill(order, now_ns() - asked)
+            done()
 
-    def fill(self, order: Order, idle_ns: int = 0) -> Done:
+    def fill(self, order: Order, idle_ns: int = 0) -> None:
         """One rollout: filled and committed."""
         lease = order.lease
         slab = self._slab(order.offset, lease.shard)
-        spent = self._actors[lease.shard].fill(slab, self._acting(order))
+        slab.header[Word.IDLE_NS] = idle_ns
+        self._actors[lease.shard].fill(slab, self._acting(order))
         slab.commit(lease.fence, now_ns())
-        return Done(lease.shard, spent.env, spent.inference, spent.copy, idle_ns)
 
     def close(self) -> None:
         """Close all environments, whatever the others do; the first failure is raised."""
@@ -141,13 +109,6 @@ class Host:
                 failed = failed or error
         if failed is not None:
             raise failed
-
-    def _close_quietly(self) -> None:
-        """Something else has failed, and that is what people should hear of."""
-        try:
-            self.close()
-        except HeadraceError:
-            return
 
     def _slab(self, offset: int, shard: int) -> Slab:
         key = (offset, shard)

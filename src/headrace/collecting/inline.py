@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from headrace.collecting.host import Host, Order, Spent
+from headrace.collecting.host import Host, Order
 from headrace.collecting.place import Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.errors import HeadraceError
@@ -22,13 +22,12 @@ from headrace.weights.store import WeightStore
 class Inline:
     """All shards of a run, filled by the caller."""
 
-    restarts = 0
+    restarts = recycled = 0
 
     def __init__(self, plan: HostPlan, slabs: memoryview, store: WeightStore) -> None:
         self._plan, self._slabs, self._store = plan, slabs, store
         self._host: Host | None = None
         self._pending: deque[Order] = deque()
-        self.spent = Spent()
 
     def launch(self, start_of: StartOf, say: Say) -> None:
         """Start, or bring back, all environments."""
@@ -51,7 +50,7 @@ class Inline:
                 "no rollout is ordered, so none can be waited for; a replay has no more than its schedule"
             )
         with torch_threads(1):
-            self.spent.add(self._host.fill(self._pending.popleft()))
+            self._host.fill(self._pending.popleft())
 
     def worker_of(self, shard: int) -> int:
         """The caller."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from headrace.collecting.host import Order, Spent
-from headrace.episodes.journal import Standing
+from headrace.collecting.host import Order
+from headrace.episodes.standing import Standing
 
 StartOf = Callable[[int], Standing | None]
 Say = Callable[[str], None]  # a line for people
@@ -21,11 +21,13 @@ Say = Callable[[str], None]  # a line for people
 class Place(Protocol):
     """All hosts of a run."""
 
-    spent: Spent
-
     @property
     def restarts(self) -> int:
         """Hosts that were lost and replaced."""
+
+    @property
+    def recycled(self) -> int:
+        """Hosts that were ended in order and replaced by fresh ones."""
 
     def launch(self, start_of: StartOf, say: Say) -> None:
         """Bring every host up; returns when all environments are ready. Says who is ready if it takes long."""

@@ -8,18 +8,19 @@ shard stands (None: at its beginning).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from headrace.acting.actor import Actor
 from headrace.acting.culprit import Culprit
-from headrace.envs.adapters.gymnasium_vector import GymnasiumVector
+from headrace.acting.inspection import Inspection
+from headrace.acting.start import begin, go_on
+from headrace.envs.building import build_envs
 from headrace.envs.seeds import Purpose, leaf
-from headrace.envs.serial import SerialEnvs
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import VectorEnv
-from headrace.episodes.journal import Standing
+from headrace.episodes.standing import Standing
+from headrace.errors import EnvError
+from headrace.memory.crash_note import CrashNote
 from headrace.memory.schema import Schema
 from headrace.memory.spaces import Space
 from headrace.policies.noise import CounterNoise, NoiseSpec
@@ -41,14 +42,8 @@ class HostPlan:
     tile: int
     pick_up_rows: int
     """Rows after which newer weights are looked for; 0: only at a slab's border, the version that the order names."""
-
-
-def build_envs(spec: EnvSpec, env_indices: range, seed: int, purpose: Purpose = Purpose.ENV) -> VectorEnv:
-    """The environments with these indices."""
-    seed_of: Callable[[int, int], int] = partial(leaf, seed, purpose)
-    if spec.is_vector():
-        return GymnasiumVector(spec.make_vector(len(env_indices)), env_indices, seed_of)
-    return SerialEnvs(spec.make, env_indices, seed_of)
+    nan_policy: str = "raise"
+    out_of_bounds: str = "warn"
 
 
 def build_noise(noise: NoiseSpec, env_indices: range, seed: int, purpose: Purpose = Purpose.NOISE) -> CounterNoise:
@@ -56,19 +51,32 @@ def build_noise(noise: NoiseSpec, env_indices: range, seed: int, purpose: Purpos
     return CounterNoise(noise, [(leaf(seed, purpose, env, 0), leaf(seed, purpose, env, 1)) for env in env_indices])
 
 
-def build_actor(plan: HostPlan, shard: int, start: Standing | None) -> Actor:
+def build_actor(plan: HostPlan, shard: int, start: Standing | None, note: CrashNote | None = None) -> Actor:
     """A shard's actor, brought to where the shard stands."""
     indices = plan.shards[shard]
-    envs = build_envs(plan.env, indices, plan.seed)
-    actor = Actor(
-        envs, build_noise(plan.noise, indices, plan.seed), Culprit(indices, partial(leaf, plan.seed, Purpose.ENV))
-    )
+    envs = build_envs(plan.env, indices, plan.seed, nan_policy=plan.nan_policy, note=note)
+    culprit = Culprit(indices, plan.env.seed_of(plan.seed, Purpose.ENV))
     try:
+        _require_planned(plan, envs, indices)
         if start is None:
-            actor.begin()
+            carry = begin(envs, culprit)
         else:
-            actor.restore(start.live, start.last_obs, start.noise_counter)
+            carry = go_on(envs, culprit, start.live, start.last_obs, start.noise_counter)
     except BaseException:
-        actor.close()
+        envs.close()
         raise
-    return actor
+    inspect = Inspection(culprit, envs, plan.out_of_bounds)
+    return Actor(envs, build_noise(plan.noise, indices, plan.seed), culprit, carry, inspect)
+
+
+def _require_planned(plan: HostPlan, envs: VectorEnv, env_indices: range) -> None:
+    """Refuse environments that came out with other spaces here than where the run was planned."""
+    for role, expected, got in (
+        ("observation", plan.observation, envs.observation_space),
+        ("action", plan.action, envs.action_space),
+    ):
+        if expected != got:
+            raise EnvError(
+                f"{plan.env.name}: env {env_indices.start} has the {role} space {got}, expected {expected}, as the one "
+                f"that was built first; all instances of an environment must have the same spaces"
+            )

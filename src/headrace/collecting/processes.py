@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 
 from headrace.clock import now_s
-from headrace.collecting.host import Done, Order, Spent
+from headrace.collecting.host import Order
 from headrace.collecting.place import Say, StartOf
-from headrace.collecting.worker import DONE, FAILED, READY
+from headrace.collecting.watch import look_after
+from headrace.collecting.worker import DONE, FAILED, NOT_CLOSED, READY
 from headrace.collecting.workers import Workers, failure_of
 from headrace.runtime import supervisor_state as supervisor
-from headrace.runtime.line import Death, wait_any
+from headrace.runtime.line import Death, Woken, wait_any
 
-_PATIENCE_S = 0.05  # between looks while nothing happens
+_PATIENCE_S = 0.05  # for something to happen
+_LOOK_S = 0.2  # between looks at what the workers are at
 _SAY_S = 1.0  # between two lines about workers that are not ready yet
 _END_S = 1.0  # for a worker to finish its slab and close its environments
 
@@ -31,12 +33,17 @@ class Processes:
         self._workers = workers
         self._proven: set[int] = set()  # workers that have finished a rollout since they were started
         self._has_news = False  # something happened that `wait` has not returned for
-        self.spent = Spent()
+        self._looked_s = 0.0
 
     @property
     def restarts(self) -> int:
         """Workers that were lost and replaced."""
         return self._workers.restarts
+
+    @property
+    def recycled(self) -> int:
+        """Workers that had grown too large, or old, and were replaced."""
+        return self._workers.recycled
 
     @property
     def pids(self) -> list[int]:
@@ -71,8 +78,10 @@ class Processes:
 
     def order(self, order: Order) -> None:
         """A record over the line; if the worker is gone, its death will be noticed."""
-        child = self._workers.children.get(self.worker_of(order.lease.shard))
+        worker = self.worker_of(order.lease.shard)
+        child = self._workers.children.get(worker)
         if child is not None:
+            self._workers.owed[worker] += 1
             child.line.send(order.encode())
 
     def wait(self) -> None:
@@ -91,22 +100,32 @@ class Processes:
         self._workers.end(_END_S)
 
     def _listen(self, timeout_s: float) -> None:
-        """Deal with what happened, if anything did."""
-        numbers = {id(child): worker for worker, child in self._workers.children.items()}
-        for one in wait_any(list(self._workers.children.values()), timeout_s):
+        """Deal with what happened, if anything did; now and then look at who should do something."""
+        workers = self._workers
+        numbers = {id(child): worker for worker, child in workers.children.items()}
+        for one in wait_any(list(workers.children.values()), timeout_s, workers.standby.watched):
+            if isinstance(one, Woken):
+                workers.standby.mend()
+                continue
             worker, self._has_news = numbers[id(one.child)], True
             if isinstance(one, Death):
-                del self._workers.children[worker]
                 self._proven.discard(worker)
-                self._workers.handle(supervisor.Died(worker, one.how))
-            elif one.data.startswith(DONE):
-                self.spent.add(Done.decode(one.data[len(DONE) :]))
+                workers.died(worker, one)
+            elif one.data == DONE:
+                workers.owed[worker] -= 1
                 if worker not in self._proven:
                     self._proven.add(worker)
-                    self._workers.handle(supervisor.Done(worker))
+                    workers.handle(supervisor.Done(worker))
+                if workers.recycling is not None:
+                    workers.retire_if_worn(worker)
             elif one.data == READY:
-                self._workers.handle(supervisor.Ready(worker))
-                left = self._workers.num_starting
-                logger.info("worker %d is ready (process %d), %d to come", worker, one.child.pid, left)
+                workers.ready(worker)
+                workers.handle(supervisor.Ready(worker))
+                logger.info("worker %d is ready (process %d), %d to come", worker, one.child.pid, workers.num_starting)
             elif one.data.startswith(FAILED):
                 raise failure_of(one.child.name, one.data[len(FAILED) :])
+            elif one.data.startswith(NOT_CLOSED):  # of a worker that retires: nothing is lost
+                logger.warning("worker %d: %s", worker, failure_of(one.child.name, one.data[len(NOT_CLOSED) :]))
+        if now_s() - self._looked_s >= _LOOK_S:
+            look_after(workers)
+            self._looked_s = now_s()

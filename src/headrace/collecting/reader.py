@@ -11,24 +11,27 @@ Does not know what is learned from a batch, nor how hosts are started.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.clock import now_ns, now_s
-from headrace.collecting.host import Order, Spent
+from headrace.collecting.host import Order
+from headrace.collecting.notices import Notices
 from headrace.collecting.place import Place, Say
 from headrace.collecting.schedule import Schedule, SlabUse, slab_use
 from headrace.collecting.source import Harvest, Totals
 from headrace.collecting.topology import Topology
-from headrace.episodes.journal import Journal, Standing
+from headrace.episodes import standing as standings
+from headrace.episodes.entry import Entry, entry_of
+from headrace.episodes.journal import Journal
 from headrace.episodes.statistics import EpisodeStatistics, Finished
 from headrace.errors import HeadraceError
 from headrace.learning.batch import Batch, assemble
 from headrace.memory.ledger import Ledger
-from headrace.memory.ring import Lease, Ring, Taken
+from headrace.memory.ring import Ring, Taken
 from headrace.memory.slab import Word
 from headrace.weights.store import WeightStore
 
@@ -59,13 +62,17 @@ class Reader:
         self._uses: list[SlabUse] = []  # those, if data may be late: an asynchronous run's schedule
         self._age_s = 0.0  # of the oldest slab of the batch, when it was lent
         self._rejected: list[Finished] = []  # episodes that ended in slabs that were passed over
+        self._entries: list[Entry] = []  # of the journal on disk, since the last batch was given back
+        self.is_recording = False  # whether there is such a journal
         self._batches = 0  # lent and given back
         self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
         self._failure: HeadraceError | None = None  # of what ran ahead
-        self._restarts = 0  # of places before this one
+        self._restarts = self._recycled = 0  # of places before this one
+        self._spent_ns = np.zeros(4)  # by the hosts, since the last batch: environments, inference, copying, idle
         self._wait_s = 0.0
-        self._is_launched = False
-        self.is_interruptible = False
+        self._notices = Notices(journal, lambda text: self.say(text))
+        self._is_launched = self.is_interruptible = False
+        self.before_wait: Callable[[], None] = lambda: None
         self.say: Say = lambda text: None
         self.ring, self.place = open_place(topology)
 
@@ -110,7 +117,8 @@ class Reader:
         ended = self.statistics.add_slabs([(shards[one.lease.shard], one.slab) for one in self._lent])
         finished, self._rejected = (*self._rejected, *ended), []
         workers = () if self._topology.topology == "inline" else tuple(by_worker)
-        harvest = Harvest(sum(steps), self._record(), finished, tuple(self._uses), workers)
+        entries, self._entries = tuple(self._entries), []
+        harvest = Harvest(sum(steps), self._record(), finished, tuple(self._uses), workers, entries)
         for one in self._lent:  # the batch may be the slab's own memory, but nothing fills it before the next lease
             self.ring.state.release(one.lease)
         self._batches += bool(self._lent)
@@ -139,7 +147,7 @@ class Reader:
     def reopen(self, topology: Topology) -> None:
         """Fresh memory and fresh hosts, which go on from the journal; what waited for a batch is collected again."""
         self._forget_slabs()
-        self._restarts = self.restarts
+        self._restarts, self._recycled = self.restarts, self._recycled + self.place.recycled
         self._is_launched = False
         self._close_place()
         self._topology = topology
@@ -148,20 +156,25 @@ class Reader:
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Ledger, statistics and journal, copied."""
-        state, arrays = self.journal.snapshot()
+        state, arrays = standings.snapshot(self.journal)
         parts = {"ledger": self.ledger.encode(), "statistics": self.statistics.encode(), "batches": self._batches}
         return state | parts, arrays
 
     def restore(self, state: dict[str, Any], arrays: dict[str, Array]) -> None:
         """Go on from a snapshot, wherever hosts run now; what happened since is forgotten."""
-        self._failure, self._rejected = None, []
+        self._failure, self._rejected, self._entries = None, [], []
         if self._is_launched:
             self.reopen(self._topology)
         self.ledger.restore(state["ledger"])
         self.statistics.restore(state["statistics"])
-        self.journal.restore(state, arrays)
+        standings.restore(self.journal, state, arrays)
         self._batches = state["batches"]
         self.ring.state.resume(self.ledger.sequences, self._batches)
+
+    def halt(self) -> None:
+        """End worker processes now; memory and journal stay. Hosts of this process end with `close`."""
+        if self._topology.topology == "processes":
+            self.place.close()
 
     def close(self) -> None:
         """End the hosts, close all environments, give the memory back."""
@@ -172,16 +185,17 @@ class Reader:
         if not self._is_launched:
             self.is_interruptible = True
             try:
+                self.before_wait()
                 self.place.launch(self._standing, self.say)
             finally:
                 self.is_interruptible = False
             self._is_launched = True
 
-    def _standing(self, shard: int) -> Standing | None:
+    def _standing(self, shard: int) -> standings.Standing | None:
         """Where a shard stands after all of its slabs that were taken."""
         ahead = [*self._in_hand, *(one for queue in self._waiting for one in queue)]
         mine = [one.slab for one in ahead if one.lease.shard == shard]
-        return self.journal.standing(self._topology.shards[shard], mine)
+        return standings.standing(self.journal, self._topology.shards[shard], mine)
 
     def _hand_out(self) -> None:
         """Replace lost hosts, and order every rollout that the pace allows: that is all that keeps hosts going."""
@@ -191,22 +205,14 @@ class Reader:
             self.ring.state.revoke(shard)
         self.ring.state.grant(self._topology.pace.limit(self._batches))
         version = self._store.version
-        for lease in self.ring.every_lease() if self._schedule is None else self._scheduled(self._schedule):
+        for lease in self.ring.every_lease() if self._schedule is None else self._schedule.leases(self.ring):
             versions = None if self._schedule is None else self._schedule.versions_of(lease.shard, lease.sequence)
             self.place.order(Order(lease, version, self.ring.offset(lease), versions))
-
-    def _scheduled(self, schedule: Schedule) -> Iterator[Lease]:
-        """Leases in the order of a recorded run."""
-        begun = sum(self.ring.state.sequences) + len(self.ring.state.open_slots())
-        for use in schedule.uses[begun:]:
-            lease = self.ring.lease(use.shard)
-            if lease is None:
-                return
-            yield lease
 
     def _wait(self) -> None:
         self.is_interruptible, began = True, now_s()
         try:
+            self.before_wait()
             self.place.wait()
         finally:
             self.is_interruptible = False
@@ -232,8 +238,14 @@ class Reader:
         return self._topology.pace.is_too_old(lag, is_strict=not self._admits_late)
 
     def _enter(self, one: Taken) -> None:
+        envs = self._topology.shards[one.lease.shard]
         self.ledger.enter(one.lease.shard, one.lease.sequence, int(one.slab.valid.sum()))
-        self.journal.enter(self._topology.shards[one.lease.shard], one.slab)
+        checksums = self.journal.enter(envs, one.slab)
+        self._notices.take(envs, one.slab, self.ledger)
+        if self.is_recording:
+            worker = self.place.worker_of(one.lease.shard)
+            self._entries.append(entry_of(self.journal, envs, worker, one.slab, checksums))
+        self._spent_ns += one.slab.header[Word.ENV_NS : Word.IDLE_NS + 1]
 
     def _reject(self, one: Taken) -> None:
         """Passed over; its episodes still happened, and are reported with the next batch's."""
@@ -244,34 +256,29 @@ class Reader:
 
     def _record(self) -> dict[str, float]:
         """What is logged of a batch's collection."""
-        slabs, version, ledger = [one.slab for one in self._lent], self._store.version, self.ledger
-        spent, self.place.spent = self.place.spent, Spent()
-        wait_s, self._wait_s = self._wait_s, 0.0
+        slabs, version = [one.slab for one in self._lent], self._store.version
+        spent_s = dict(zip(("env", "inference", "copy", "idle"), (self._spent_ns / 1e9).tolist(), strict=True))
         is_inline = self._topology.topology == "inline"
-        own = spent if is_inline else Spent()
+        own = float(is_inline)  # the reader's own time
         sizes = [slab.schema.n_envs for slab in slabs]
         shares = self._consumed / [len(shard) for shard in self._topology.shards]
         means = self.statistics.means()
         record = {
-            "headrace/time/env": own.env,
-            "headrace/time/inference": own.inference,
-            "headrace/time/copy": own.copy,
-            "headrace/time/wait": 0.0 if is_inline else wait_s,
+            **{f"headrace/time/{name}": own * spent_s[name] for name in ("env", "inference", "copy")},
+            "headrace/time/wait": 0.0 if is_inline else self._wait_s,
             "headrace/lag": float(version - min(slab.version.min() for slab in slabs)),
             "headrace/lag_mean": float(version - np.average([slab.version.mean() for slab in slabs], weights=sizes)),
             "headrace/rollout_age_s": self._age_s,
             "headrace/queue_depth": float(sum(len(queue) for queue in self._waiting)),
             "headrace/restarts": float(self.restarts),
-            "headrace/actors/env_s": spent.env,
-            "headrace/actors/inference_s": spent.inference,
-            "headrace/actors/idle_s": spent.idle,
+            "headrace/recycled": float(self._recycled + self.place.recycled),
+            **{f"headrace/actors/{name}_s": spent_s[name] for name in ("env", "inference", "idle")},
             "headrace/least_share": float(shares.min() / max(shares.mean(), 1e-9)),
             "headrace/episodes": float(self.statistics.finished),
-            "headrace/ledger/produced": float(ledger.produced),
-            "headrace/ledger/consumed": float(ledger.consumed),
-            "headrace/ledger/rejected": float(ledger.rejected),
-            "headrace/ledger/discarded": float(sum(ledger.discarded.values())),
         }
+        self._spent_ns[:], self._wait_s = 0.0, 0.0
+        record |= {f"headrace/ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
+        record |= self._notices.counted()
         return record | ({"rollout/ep_rew_mean": means[0], "rollout/ep_len_mean": means[1]} if means else {})
 
     def _forget_slabs(self) -> None:

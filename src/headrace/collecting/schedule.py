@@ -10,7 +10,7 @@ that were rejected stand in the line of the update that passed them over.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from headrace.collecting.schedule_form import require_lines
 from headrace.errors import UsageError
 from headrace.files import parse_object, read_named
-from headrace.memory.ring import Lease
+from headrace.memory.ring import Lease, Ring
 
 MAX_SCHEDULE_BYTES = 1 << 30
 
@@ -112,3 +112,12 @@ class Schedule:
     def versions_of(self, shard: int, sequence: int) -> tuple[int, ...]:
         """The recorded version of every row of a slab."""
         return self._versions[shard, sequence]
+
+    def leases(self, ring: Ring) -> Iterator[Lease]:
+        """Leases in the recorded order, as many as there may be now."""
+        begun = sum(ring.state.sequences) + len(ring.state.open_slots())
+        for use in self.uses[begun:]:
+            lease = ring.lease(use.shard)
+            if lease is None:
+                return
+            yield lease

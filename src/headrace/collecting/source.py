@@ -8,12 +8,14 @@ snapshot is all that a run needs to go on; what is collected meanwhile is collec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from headrace.collecting.schedule import SlabUse
+from headrace.episodes.entry import Entry
 from headrace.episodes.statistics import Finished
 
 Array = npt.NDArray[Any]
@@ -31,6 +33,8 @@ class Harvest:
     uses: tuple[SlabUse, ...] = ()
     """The rollouts that were looked at for it, in order: an asynchronous run's schedule."""
     steps_by_worker: tuple[int, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    """What its rollouts add to the journal on disk, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Source(Protocol):
 
     is_interruptible: bool
     """Whether it waits: a signal may break it off there and nowhere else."""
+    before_wait: Callable[[], None]
+    """Called whenever it begins to wait; may raise, to break it off."""
 
     def collect(self) -> Any:
         """The next batch; the caller gives it back before it asks for another."""
@@ -66,6 +72,12 @@ class Source(Protocol):
 
     def restore(self, state: dict[str, Any], arrays: dict[str, Array]) -> None:
         """Go on from a snapshot."""
+
+    def halt(self) -> None:
+        """End worker processes now. A batch that is lent stays; totals and snapshot still work, collecting does not.
+
+        A signal handler may call it wherever the source itself is not at work; may be called twice.
+        """
 
     def close(self) -> None:
         """End what collects and give the memory back; may be called twice."""

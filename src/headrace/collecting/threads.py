@@ -1,38 +1,44 @@
 """Threads: the shards dealt out to a few threads of this process, for environments that release the GIL.
 
-    order: into the queue of the shard's thread -> its host fills and commits -> Done into the common queue -> wait
+    order: into the queue of the shard's thread -> its host fills and commits -> a report into the common queue -> wait
 
 Memory is shared anyway, so slabs and weights lie on the heap. A failure is handed over and raised by `wait`; a thread
-can't be killed, so there is nothing to replace.
+can't be killed, so there is nothing to replace, and one that hangs in an environment is left behind.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+from functools import partial
 from queue import SimpleQueue
 
-from headrace.collecting.host import Done, Host, Order, Spent
+from headrace.clock import now_s
+from headrace.collecting.host import Host, Order
 from headrace.collecting.place import Say, StartOf
 from headrace.collecting.plan import HostPlan
-from headrace.episodes.journal import Standing
+from headrace.episodes.standing import Standing
 from headrace.errors import HeadraceError
 from headrace.policies.threads import torch_threads
 from headrace.weights.store import WeightStore
+
+logger = logging.getLogger(__name__)
+
+_END_S = 5.0  # for a thread to finish its slab and close its environments; one that hangs must not keep the process
 
 
 class Threads:
     """All shards of a run, in `workers` threads; shard s is filled by thread s mod workers."""
 
-    restarts = 0
+    restarts = recycled = 0
 
     def __init__(self, plan: HostPlan, slabs: memoryview, store: WeightStore, workers: int) -> None:
         self._plan, self._slabs, self._store, self._workers = plan, slabs, store, workers
         self._orders: list[SimpleQueue[Order | None]] = [SimpleQueue() for _ in range(workers)]
-        self._reports: SimpleQueue[BaseException | Done | None] = SimpleQueue()  # None: a thread is ready
+        self._reports: SimpleQueue[BaseException | None] = SimpleQueue()  # None: a thread is ready, a slab is done
         self._threads: list[threading.Thread] = []
         self._close_errors: list[HeadraceError] = []
         self._is_closing = False
-        self.spent = Spent()
 
     def launch(self, start_of: StartOf, say: Say) -> None:
         """Start the threads; each builds its own shards."""
@@ -54,24 +60,26 @@ class Threads:
 
     def wait(self) -> None:
         """Until a thread has something to report."""
-        report = self._reports.get()
-        if isinstance(report, BaseException):
-            raise report
-        if report is not None:
-            self.spent.add(report)
+        failure = self._reports.get()
+        if failure is not None:
+            raise failure
 
     def worker_of(self, shard: int) -> int:
         """The number of the thread."""
         return shard % self._workers
 
     def close(self) -> None:
-        """End the threads after the slab they are at; each closes its environments."""
+        """End the threads after the slab they are at; each closes its environments, if it comes back from them."""
         self._is_closing = True
         for orders in self._orders:
             orders.put(None)
         threads, self._threads = self._threads, []
+        deadline = now_s() + _END_S
         for thread in threads:
-            thread.join()
+            thread.join(max(0.0, deadline - now_s()))
+        left = ", ".join(thread.name for thread in threads if thread.is_alive())
+        if left:
+            logger.warning("left behind after %.0f s in an environment: %s; it closes when it returns", _END_S, left)
         errors, self._close_errors = self._close_errors, []
         if errors:
             raise errors[0]
@@ -87,7 +95,7 @@ class Threads:
             with torch_threads(1):
                 host = Host(self._plan, self._slabs, self._store, starts)
                 self._reports.put(None)
-                host.serve(receive, self._reports.put)
+                host.serve(receive, partial(self._reports.put, None))
         except BaseException as error:
             self._reports.put(error)
         finally:

@@ -9,13 +9,38 @@ anything starts. Starts nothing itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.errors import UsageError, require_types
 from headrace.pace import Pace
 
 _TOPOLOGIES = {"auto": True, "inline": True, "threads": True, "processes": True, "ray": False, "fused": False}
+_MOST_SPARES = 64
 _INFERENCE = {"auto": True, "local": True, "central": False}
+_NAN_POLICIES = {"raise": True, "drop": True, "clamp": True}
+_OUT_OF_BOUNDS = {"warn": True, "refuse": True, "ignore": True}
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """When a worker process counts as hung, and when it is replaced by a fresh one."""
+
+    hang_floor_s: float = 30.0
+    hang_ceiling_s: float = 300.0
+    max_memory_mb: int = 0
+    max_episodes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_memory_mb", "max_episodes"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"worker_{name}: expected 0 (no limit) or more, got {getattr(self, name)}")
+        if not 0 < self.hang_floor_s < float("inf"):
+            raise UsageError(f"hang_floor_s: expected more than 0 seconds, got {self.hang_floor_s}")
+        if not (self.hang_ceiling_s == 0 or self.hang_floor_s <= self.hang_ceiling_s < float("inf")):
+            raise UsageError(
+                f"hang_ceiling_s: expected 0 (never) or at least hang_floor_s = {self.hang_floor_s:g}, "
+                f"got {self.hang_ceiling_s}"
+            )
 
 
 @dataclass(frozen=True)
@@ -38,19 +63,52 @@ class TopologyConfig:
     """Groups of environments that fill one rollout buffer together; 0 chooses. Never changes synchronous results."""
     start_method: str = "forkserver"
     """How worker processes are started: forkserver (fast) or spawn."""
+    spares: int = 1
+    """Processes that wait, imports done, to take the place of a worker that dies; 0: start one then."""
     pick_up_rows: int = -1
     """Rows after which workers look for newer weights; 0: only between rollouts, -1: 0 if synchronous, else 8."""
     publish_every: str = "1"
     """How often new weights are published: every so many updates, or seconds as in 0.5s."""
     batch: str = "every_shard"
     """What an update learns from: every_shard (one rollout of each) or first_come (as many, in order of arrival)."""
+    nan_policy: str = "raise"
+    """If an observation or reward is NaN or infinite: raise, drop the episode, or clamp the number."""
+    out_of_bounds: str = "warn"
+    """If an observation lies outside its Box: warn once, refuse (an error), or ignore."""
+    hang_floor_s: float = 30.0
+    """A worker process without progress counts as hung after 10 times the slowest step seen, but not before this."""
+    hang_ceiling_s: float = 300.0
+    """... and at the latest after this, which also holds before a step was seen; 0: never."""
+    worker_max_memory_mb: int = 0
+    """Replace a worker process that uses more memory of its own (for environments that leak); 0: no limit."""
+    worker_max_episodes: int = 0
+    """Replace a worker process after so many episodes; 0: never."""
 
     def __post_init__(self) -> None:
         require_types(
             self,
             {
-                int: ("n_envs", "n_steps", "max_lag", "shards", "pick_up_rows"),
-                str: ("topology", "workers", "inference", "start_method", "batch", "publish_every"),
+                int: (
+                    "n_envs",
+                    "n_steps",
+                    "max_lag",
+                    "shards",
+                    "spares",
+                    "pick_up_rows",
+                    "worker_max_memory_mb",
+                    "worker_max_episodes",
+                ),
+                float: ("hang_floor_s", "hang_ceiling_s"),
+                str: (
+                    "topology",
+                    "workers",
+                    "inference",
+                    "start_method",
+                    "batch",
+                    "publish_every",
+                    "nan_policy",
+                    "out_of_bounds",
+                ),
             },
         )
         for name in ("n_envs", "n_steps"):
@@ -68,17 +126,29 @@ class TopologyConfig:
             raise UsageError(f"workers={self.workers}: topology=inline has none; use threads, processes or auto")
         if self.start_method not in ("forkserver", "spawn"):
             raise UsageError(f"start_method: expected forkserver or spawn, got {self.start_method!r}")
+        if not 0 <= self.spares <= _MOST_SPARES:
+            raise UsageError(f"spares: expected 0 to {_MOST_SPARES}, got {self.spares}")
         if self.batch not in ("every_shard", "first_come"):
             raise UsageError(f"batch: expected every_shard or first_come, got {self.batch!r}")
         if self.batch == "first_come" and self.max_lag == 0:
             raise UsageError("batch=first_come needs max_lag of at least 1: a synchronous update waits for every shard")
+        _require("nan_policy", self.nan_policy, _NAN_POLICIES)
+        _require("out_of_bounds", self.out_of_bounds, _OUT_OF_BOUNDS)
         publishing(self.publish_every)
+        self.worker_limits  # noqa: B018  # checked by being built
         if self.pick_up_rows < -1:
             raise UsageError(f"pick_up_rows: expected -1 (auto), 0 or more, got {self.pick_up_rows}")
         if self.pick_up_rows > 0 and self.max_lag == 0:
             raise UsageError(
                 "pick_up_rows needs max_lag of at least 1: synchronous actors change weights between slabs"
             )
+
+    @property
+    def worker_limits(self) -> WorkerLimits:
+        """What worker processes are held to."""
+        return WorkerLimits(
+            self.hang_floor_s, self.hang_ceiling_s, self.worker_max_memory_mb, self.worker_max_episodes
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,6 +164,8 @@ class Topology:
     start_method: str = "forkserver"
     pick_up_rows: int = 0
     is_even: bool = True
+    limits: WorkerLimits = field(default_factory=WorkerLimits)
+    spares: int = 1
 
     @property
     def pace(self) -> Pace:
@@ -129,10 +201,12 @@ def resolve(config: TopologyConfig, choose: Callable[[TopologyConfig], Choice]) 
         raise UsageError(f"shards: expected at least workers = {workers}, got {count}; a worker needs one to fill")
     if not config.shards:
         reasons.append(f"shards={count}: one group of environments for each worker")
+    if topology != "processes" and (config.worker_max_memory_mb or config.worker_max_episodes):
+        reasons.append("worker_max_memory_mb, worker_max_episodes: no effect, there are no worker processes")
     rows = config.pick_up_rows if config.pick_up_rows >= 0 else 8 if config.max_lag else 0
     return Topology(
         topology, "local", config.max_lag, tuple(split(config.n_envs, count)), tuple(reasons), workers,
-        config.start_method, rows, config.batch == "every_shard",
+        config.start_method, rows, config.batch == "every_shard", config.worker_limits, config.spares,
     )  # fmt: skip
 
 

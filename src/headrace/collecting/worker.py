@@ -1,27 +1,34 @@
 """A worker process: it builds the shards it is given, then fills slabs as orders come in, until the parent hangs up.
 
     WorkerPlan -> attach to the ring's and the weights' segments -> host -> READY
-    order record -> host.fill -> DONE record          a failure -> FAILED, and the end
+    order record -> host.fill -> DONE          a failure -> FAILED, and the end      RETIRE -> the end
 
-Whole slabs stay in shared memory; the line carries fixed-size records. Does not know other workers.
+Whole slabs stay in shared memory; the line carries fixed-size records. What it is at is in its crash notes, and so is
+its Python stack once it crashes or is asked for it (SIGUSR1). Does not know other workers.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import signal
 import traceback
 from dataclasses import dataclass
+from functools import partial
 
-from headrace.collecting.host import Done, Host, Order
+from headrace.collecting.host import Host, Order
 from headrace.collecting.plan import HostPlan
-from headrace.episodes.journal import Standing
+from headrace.episodes.standing import Standing
 from headrace.memory.allocator import keep_freed_memory
+from headrace.memory.crash_note import CrashNotes
 from headrace.memory.segment import SharedSegment
+from headrace.plain_text import MAX_ERROR, MAX_TRACEBACK, message_of, shortened
 from headrace.policies.threads import torch_threads
 from headrace.runtime.line import Line
 from headrace.weights.store import WeightStore
 
-READY, DONE, FAILED = b"R", b"D", b"F"
+READY, DONE, FAILED, NOT_CLOSED = b"R", b"D", b"F", b"C"
+RETIRE = b""  # in the place of an order: there are no more
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,8 @@ class WorkerPlan:
     store_segment: str
     store_size: int
     store_capacity: int
+    notes_segment: str
+    worker: int  # its number
 
 
 def run_worker(line: Line, plan: WorkerPlan) -> None:
@@ -43,19 +52,17 @@ def run_worker(line: Line, plan: WorkerPlan) -> None:
 
     def receive() -> Order | None:
         data = line.receive()
-        return None if data is None else Order.decode(data)
-
-    def report(done: Done) -> None:
-        line.send(DONE + done.encode())
+        return Order.decode(data) if data else None
 
     try:
         with torch_threads(1):
+            notes = _keep_notes(plan)
             slabs = SharedSegment.attach(plan.ring_segment).buffer
             segment = SharedSegment.attach(plan.store_segment)
             store = WeightStore(plan.store_size, plan.store_capacity, segment, create=False)
-            host = Host(plan.host, slabs, store, plan.starts)
+            host = Host(plan.host, slabs, store, plan.starts, notes.notes)
             line.send(READY)
-            host.serve(receive, report)
+            host.serve(receive, partial(line.send, DONE))
     except BaseException as error:
         line.send(FAILED + _report(error))
     finally:
@@ -63,9 +70,21 @@ def run_worker(line: Line, plan: WorkerPlan) -> None:
             if host is not None:
                 host.close()
         except Exception as error:
-            line.send(FAILED + _report(error))
+            line.send(NOT_CLOSED + _report(error))
+
+
+def _keep_notes(plan: WorkerPlan) -> CrashNotes:
+    """From now on the parent can see what this process is at, also when it hangs or has crashed."""
+    segment = SharedSegment.attach(plan.notes_segment)
+    notes = CrashNotes([len(shard) for shard in plan.host.shards], segment)
+    descriptor = SharedSegment.open_at(plan.notes_segment, notes.last_words_at(plan.worker))
+    faulthandler.enable(descriptor)
+    faulthandler.register(signal.SIGUSR1, descriptor)
+    return notes
 
 
 def _report(error: BaseException) -> bytes:
-    text = "".join(traceback.format_exception(error))
-    return json.dumps({"kind": type(error).__name__, "message": str(error), "traceback": text}).encode()
+    text = shortened("".join(traceback.format_exception(error)), MAX_TRACEBACK)  # here: any length would cross the line
+    return json.dumps(
+        {"kind": type(error).__name__, "message": message_of(error, MAX_ERROR), "traceback": text}
+    ).encode()

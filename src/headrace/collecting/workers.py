@@ -1,10 +1,12 @@
-"""The worker processes of a run: started, replaced when they die, ended. What to do about a death is the supervisor's.
+"""The worker processes of a run: started, replaced when they die, hang or have grown too large, ended.
 
     start_all -> a Child each, with where its shards stand     died -> replaced, or an error that names the environments
+    the watch (look_after) says who hangs -> stack, SIGKILL -> died     worn out -> retired: ends in order, replaced
 
-A death is mended at `replace`: by then the reader has taken what the worker had committed, so its other orders are void
-and a new process goes on from the journal. Their slabs are free again only now that the old process has been reaped.
-Does not know orders or slabs.
+What to do about a death is the supervisor's. It is mended at `replace`: by then the reader has taken what the worker
+had committed, so its other orders are void and a new process goes on from the journal. Their slabs are free again only
+now that the old process has been reaped. Processes come from
+`runtime/standby`, which keeps a warm spare. Does not know orders or slabs.
 """
 
 from __future__ import annotations
@@ -12,21 +14,57 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any
 
 from headrace import errors
 from headrace.clock import now_s
 from headrace.collecting.place import StartOf
 from headrace.collecting.plan import HostPlan
-from headrace.collecting.worker import WorkerPlan, run_worker
-from headrace.episodes.journal import Standing
+from headrace.collecting.recycling import Recycling
+from headrace.collecting.topology import WorkerLimits
+from headrace.collecting.warm_up import warm_up
+from headrace.collecting.watch import Watch
+from headrace.collecting.worker import RETIRE, WorkerPlan, run_worker
+from headrace.episodes.standing import Standing
 from headrace.errors import HeadraceError
+from headrace.memory.crash_note import Doing
 from headrace.runtime.child import Child
-from headrace.runtime.supervisor_state import Event, GiveUp, Lost, Phase, Start, SupervisorState
+from headrace.runtime.line import Death
+from headrace.runtime.standby import Standby
+from headrace.runtime.supervisor_state import (
+    Died,
+    Event,
+    GiveUp,
+    Kill,
+    Lost,
+    Phase,
+    Ready,
+    RestartLimits,
+    Retired,
+    Start,
+    SupervisorState,
+)
 
-_PRELOAD = ("headrace.collecting.worker", "headrace.envs.serial")
+_PRELOAD = ("headrace.collecting.worker", "headrace.collecting.warm_up", "headrace.envs.serial")
+_START_UPS = RestartLimits(fruitless=5, first_starts=5)  # in a row without a committed slab
+_CLOSE_S = 3.0  # for environments that are being closed, beyond the patience that all workers have to end
 
 logger = logging.getLogger(__name__)
+
+MakePlan = Callable[[dict[int, Standing | None], str, int], WorkerPlan]
+"""(where its shards stand, the segment of the crash notes, its number) -> what a worker is sent."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a worker ended, as far as it is known: in words, where in its work, and its last Python stack."""
+
+    how: str
+    place: tuple[int, int, int] | None
+    stack: str
+    is_hung: bool
 
 
 class Workers:
@@ -35,17 +73,26 @@ class Workers:
     def __init__(
         self,
         plan: HostPlan,
-        make_plan: Callable[[dict[int, Standing | None]], WorkerPlan],
+        make_plan: MakePlan,
         count: int,
         method: str,
+        limits: WorkerLimits,
+        spares: int = 1,
     ) -> None:
-        self._plan, self._make_plan, self._method = plan, make_plan, method
+        self._plan, self._make_plan, self._limits = plan, make_plan, limits
+        self.standby = Standby(method, _PRELOAD, spares, (warm_up, (plan.observation, plan.action)))
         self.count = count
-        self.state = SupervisorState(count)
+        self.recycling = Recycling.of(limits, plan.env.is_vector())  # None: no worker is ever worn out
+        self.watch = Watch(plan, count, self._shards, limits)
+        self.state = SupervisorState(count, _START_UPS)
         self.children: dict[int, Child] = {}
         self.vacant: list[int] = []  # workers to be started again
+        self.owed = [0] * count  # orders that a worker has not reported as done
         self.start_of: StartOf = lambda shard: None
         self.restarts = 0  # workers that were lost and replaced; one that can't be is not among them
+        self.recycled = 0  # workers that were retired and replaced
+        self.retiring: set[int] = set()
+        self._ends: dict[int, _End] = {}  # of workers that are to be replaced, or are being killed
         self._is_ended = False
 
     @property
@@ -55,58 +102,143 @@ class Workers:
 
     def start_all(self) -> None:
         """All at the same time."""
-        for one in self.state.launch(now_s()):
-            self._start(one.worker)
+        self._start([one.worker for one in self.state.launch(self.watch.clock_s)])
 
     def replace(self) -> list[int]:
         """Start those that are to be started again; returns the shards they host."""
-        vacant, self.vacant = self.vacant, []
+        vacant = self.vacant
+        self._start(vacant)
+        self.vacant = []
         for worker in vacant:
-            self._start(worker)
-            self.restarts += 1
+            is_lost = self._ends.pop(worker, None) is not None
+            self.restarts += is_lost
+            self.recycled += not is_lost
         return [shard for worker in vacant for shard in self._shards(worker)]
+
+    def retire_if_worn(self, worker: int) -> None:
+        """At a slab's border: end a worker in order if it has had enough. It fills first what it was ordered to."""
+        assert self.recycling is not None
+        child = self.children[worker]
+        reason = None if worker in self.retiring else self.recycling.reason(worker, child.pid, self._episodes(worker))
+        if reason is not None:
+            logger.info("worker %d (%s) is replaced by a fresh one: %s", worker, self._environments(worker), reason)
+            self.retiring.add(worker)
+            child.line.send(RETIRE)
+
+    def ready(self, worker: int) -> None:
+        """It has come up: from now on its memory and its episodes are its own."""
+        if self.recycling is not None:
+            self.recycling.begin(worker, self.children[worker].pid, self._episodes(worker))
+
+    def died(self, worker: int, death: Death) -> None:
+        """A process has been reaped."""
+        del self.children[worker]
+        self.owed[worker] = 0
+        is_retired = worker in self.retiring and death.exit_code == 0
+        self.retiring.discard(worker)
+        if is_retired:
+            self.handle(Retired(worker))
+            return
+        watch = self.watch
+        if worker not in self._ends:
+            how, stack = f"{death.how}{watch.where(worker)}", watch.last_words(worker)
+            self._ends[worker] = _End(how, watch.place(worker), stack, is_hung=False)
+        self.handle(Died(worker, self._ends[worker].how, self._ends[worker].place))
 
     def handle(self, event: Event) -> None:
         """Carry out what the supervisor says; a Start waits for `replace`."""
-        for instruction in self.state.handle(event, now_s()):
+        for instruction in self.state.handle(event, self.watch.clock_s):
             if isinstance(instruction, Start):
                 self.vacant.append(instruction.worker)
+            elif isinstance(instruction, Kill):
+                self._kill(instruction)
             elif isinstance(instruction, Lost):
                 self._lost(instruction)
             elif isinstance(instruction, GiveUp):
-                assert instruction.worker is not None
-                raise HeadraceError(
-                    f"{instruction.why} ({self._environments(instruction.worker)}); look at the environment's own log "
-                    f"or run with topology=inline"
-                )
+                raise self._given_up(instruction)
+        if isinstance(event, Ready) and not self.num_starting:
+            self.standby.mend()  # not earlier: a spare that comes up would slow down those that are waited for
 
     def end(self, patience_s: float) -> None:
-        """Hang up on all, then see that each has ended."""
-        children, self.children = list(self.children.values()), {}
+        """Hang up on all, then see that each has ended; called again, it goes on where a signal broke it off.
+
+        One that hangs in close() is named.
+        """
         self.vacant, self._is_ended = [], True
-        for child in children:
+        for child in self.children.values():
             child.hang_up()
         deadline = now_s() + patience_s
-        for child in children:
-            child.end(max(0.0, deadline - now_s()))
+        self.standby.end()
+        while self.children:
+            worker, child = next(iter(self.children.items()))
+            wait([child.sentinel], max(0.0, deadline - now_s()))
+            if patience_s and not child.has_ended:
+                self._see_it_close(worker, child, deadline + _CLOSE_S)
+            child.end(0.0)
+            del self.children[worker]
+        self.watch.close()
 
     def require_open(self) -> None:
         """Raise if they were ended."""
         if self._is_ended:
             raise HeadraceError("the workers of this run were ended; make another run or load its last checkpoint")
 
-    def _start(self, worker: int) -> None:
-        plan = self._make_plan({shard: self.start_of(shard) for shard in self._shards(worker)})
-        self.children[worker] = Child.start(f"headrace-worker-{worker}", run_worker, plan, self._method, _PRELOAD)
+    def _start(self, workers: list[int]) -> None:
+        taken: dict[int, Child] = {}
+        try:
+            for worker in workers:
+                self.watch.begin(worker)
+                taken[worker] = self.standby.take(f"headrace-worker-{worker}")
+            for worker in workers:  # once all are on their way: a long plan is sent only as fast as it is read
+                starts = {shard: self.start_of(shard) for shard in self._shards(worker)}
+                taken[worker].assign(run_worker, self._make_plan(starts, str(self.watch.notes.segment.name), worker))
+        except BaseException:
+            for child in taken.values():
+                child.end(0.0)
+            raise
+        self.children |= taken
+
+    def _kill(self, kill: Kill) -> None:
+        """Its stack is taken first; it may go on for a moment when it is asked for it, so its place is, too."""
+        child = self.children.get(kill.worker)
+        if child is not None:
+            where = self.watch.where(kill.worker) or " outside of its environments"
+            how, place = f"hung{where}: it {kill.why}", self.watch.place(kill.worker)
+            self._ends[kill.worker] = _End(how, place, self.watch.stack(kill.worker, child), is_hung=True)
+            child.kill()
 
     def _lost(self, lost: Lost) -> None:
-        envs = self._environments(lost.worker)
+        end, envs = self._ends[lost.worker], self._environments(lost.worker)
+        what = f"worker {lost.worker} ({envs}) {'' if end.is_hung else 'died: '}{lost.how}"
         if self._plan.env.is_vector():
-            raise HeadraceError(
-                f"worker {lost.worker} ({envs}) died: {lost.how}; its environments are a pool that resets itself "
+            raise _with_stack(lost.worker, end.stack, HeadraceError(
+                f"{what}; its environments are a pool that resets itself "
                 f"(class B): episodes can't be replayed. Train on from the last checkpoint with weights_only=True"
-            )
-        logger.warning("worker %d (%s) died: %s; replaying its episodes", lost.worker, envs, lost.how)
+            ))  # fmt: skip
+        logger.warning("%s; replaying its episodes%s", what, f"\n{end.stack}" if end.stack else "")
+
+    def _given_up(self, given_up: GiveUp) -> HeadraceError:
+        assert given_up.worker is not None
+        end = self._ends[given_up.worker]
+        slow = "raise hang_floor_s and hang_ceiling_s if the environment is only slow, " if end.is_hung else ""
+        return _with_stack(given_up.worker, end.stack, HeadraceError(
+            f"{given_up.why} ({self._environments(given_up.worker)}); {slow}look at the environment's own log "
+            f"or run with topology=inline"
+        ))  # fmt: skip
+
+    def _see_it_close(self, worker: int, child: Child, deadline_s: float) -> None:
+        noted = self.watch.noted(worker)
+        if noted is None or noted[1].doing is not Doing.CLOSE:
+            return
+        wait([child.sentinel], max(0.0, deadline_s - now_s()))
+        if not child.has_ended:
+            envs, where = self._environments(worker), self.watch.where(worker)
+            stack = self.watch.stack(worker, child)
+            logger.warning("worker %d (%s) hung%s and was ended\n%s", worker, envs, where, stack)
+
+    def _episodes(self, worker: int) -> int:
+        """How many have ended in its environments since the beginning of the run."""
+        return sum(int(self.watch.notes.notes[shard].episode.sum()) for shard in self._shards(worker))
 
     def _shards(self, worker: int) -> range:
         return range(worker, len(self._plan.shards), self.count)
@@ -126,3 +258,9 @@ def failure_of(worker: str, data: bytes) -> HeadraceError:
         failure = HeadraceError(f"{worker}: {report['kind']}: {report['message']}")
     failure.add_note(f"In {worker}:\n{report['traceback']}")
     return failure
+
+
+def _with_stack(worker: int, stack: str, error: HeadraceError) -> HeadraceError:
+    if stack:
+        error.add_note(f"In headrace-worker-{worker}:\n{stack}")
+    return error

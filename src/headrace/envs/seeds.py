@@ -28,6 +28,9 @@ class Purpose(IntEnum):
     AGENT_SAMPLING = 9
 
 
+LONG, SHORT = 63, 32  # bits of a seed; some environments take 32 only
+
+
 def sequence(seed: int, purpose: Purpose, *path: int) -> np.random.SeedSequence:
     """The leaf as numpy's SeedSequence, for generators."""
     return np.random.SeedSequence(seed, spawn_key=(int(purpose), *path))
@@ -36,3 +39,8 @@ def sequence(seed: int, purpose: Purpose, *path: int) -> np.random.SeedSequence:
 def leaf(seed: int, purpose: Purpose, *path: int) -> int:
     """The leaf as one 63-bit number, for whatever takes an int."""
     return int(sequence(seed, purpose, *path).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def episode_seed(bits: int, seed: int, purpose: Purpose, env_index: int, episode: int) -> int:
+    """The reset seed of an episode: the leaf, or its leading bits for an environment that takes no more."""
+    return leaf(seed, purpose, env_index, episode) >> (LONG - bits)

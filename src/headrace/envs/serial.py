@@ -1,15 +1,17 @@
 """Our own loop over single environments: the hot path for Python environments, and the only one with every guarantee.
 
-    actions -> env.step, one after the other -> observations in one copy per row -> an ended episode is reset at once
+    actions -> env.step, one after the other -> its observation copied at once -> an ended episode is reset at once
                with its own leaf of the seed tree (class A: an environment is its seed and its actions)
 
-It numbers its rows (episode, step in the episode), so a failure can be located. Checks what comes back (shape, casting)
-because the environment is the user's code; NaNs are looked for per slab by the actor.
-Does not know policies or slabs' lifetimes.
+An observation is copied before the next environment steps: instances may share a buffer. The usual types are taken
+here; everything else is read, or refused, by `returns`. It numbers its rows (episode, step in the episode), so a
+failure can be located; it keeps them in its crash note, so a hang can be, too. NaNs are looked for per slab by the
+actor. Does not know policies or slabs' lifetimes.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,14 +20,20 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.actions import sender
-from headrace.envs.adapters.gymnasium_spaces import describe
+from headrace.envs.adapters.gymnasium_spaces import describe, require_alike
+from headrace.envs.clamping import Clamp
+from headrace.envs.raising import failure
+from headrace.envs.replaying import bring_back, require_seed
+from headrace.envs.returns import PLAIN, Returns
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
-from headrace.errors import EnvError, HeadraceError, ReplayError
+from headrace.errors import EnvError, HeadraceError
+from headrace.memory.crash_note import CLOSE, DOING, MAKE, NOTHING, POSITION, REPLAY, RESET, STEP, CrashNote
 from headrace.memory.slab import Row
-from headrace.memory.spaces import Leaves, shape_of
+from headrace.memory.spaces import Leaves
 
 Array = npt.NDArray[Any]
 EpisodeSeed = Callable[[int, int], int]  # (env index, episode number) -> reset seed
+_NO: Any = np.False_  # numpy has one of it, as Python has one False
 
 
 class SerialEnvs:
@@ -33,59 +41,64 @@ class SerialEnvs:
 
     skips_rows = False
 
-    def __init__(self, make: Callable[[], gym.Env[Any, Any]], env_indices: Sequence[int], seed_of: EpisodeSeed) -> None:
+    def __init__(
+        self,
+        make: Callable[[], gym.Env[Any, Any]],
+        env_indices: Sequence[int],
+        seed_of: EpisodeSeed,
+        note: CrashNote | None = None,
+    ) -> None:
         self.num_envs = len(env_indices)
         self._indices = list(env_indices)
         self._seed_of = seed_of
-        self._episode = np.zeros(self.num_envs, np.int64)
-        self._step = np.zeros(self.num_envs, np.int64)
+        note = note or CrashNote(self.num_envs)
+        self._note, self._episode, self._step = note.words, note.episode, note.step
         self._envs: list[gym.Env[Any, Any]] = []
         try:
-            for _ in env_indices:
+            self._note[DOING] = MAKE
+            for position in range(self.num_envs):
+                self._note[POSITION] = position
                 self._envs.append(make())
+            self._note[DOING] = NOTHING
             env = self._envs[0]
             where = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
             self.observation_space = describe(env.observation_space, "observation", where)
             self.action_space = describe(env.action_space, "action", where)
+            require_alike(self._envs, self._indices, where)
         except BaseException:
             self.close()
             raise
-        self._shape = shape_of(self.observation_space)
+        self._returns = Returns(self.observation_space)
         self._as_sent = sender(self.action_space)
         self._steps = [env.step for env in self._envs]
+        self._pack: Callable[..., None] = struct.Struct(f"={self.num_envs}f").pack_into  # refuses what does not fit
 
     def begin(self, first: Leaves) -> None:
         """Start every environment's current episode."""
-        self._write([self._reset(position) for position in range(self.num_envs)], first["obs"])
+        for position in range(self.num_envs):
+            self._start(position, first)
 
-    def restore(self, live: Sequence[LiveEpisode], first: Leaves) -> None:
-        """Replay every live episode to where its journal ends."""
-        observations = []
-        for position, episode in enumerate(live):
-            self._episode[position], self._step[position] = episode.episode, len(episode.actions)
-            if episode.seed != self._seed_of(self._indices[position], episode.episode):
-                raise ReplayError(
-                    f"env {episode.env_index}, episode {episode.episode}: the journal's seed {episode.seed} is not the "
-                    f"seed tree's; the journal belongs to a run with another seed"
-                )
-            obs = self._reset(position)
-            for count, action in enumerate(self._as_sent(episode.actions.copy())):  # it may change what it is sent
-                try:
-                    obs, _, terminated, truncated, _ = self._steps[position](action)
-                except Exception as error:
-                    raise EnvFailure(position, f"raised {type(error).__name__} in its replay: {error}") from error
-                if terminated or truncated:
-                    raise ReplayError(
-                        f"env {episode.env_index}, episode {episode.episode}, seed {episode.seed}: ended at step "
-                        f"{count} of {len(episode.actions)} journalled ones; the environment is not deterministic "
-                        f"(see headrace check)"
-                    )
-            observations.append(obs)
-        self._write(observations, first["obs"])
+    def abandon(self, position: int, first: Leaves) -> None:
+        """Leave an episode where it is and start the next one."""
+        self._episode[position] += 1
+        self._step[position] = 0
+        self._start(position, first)
+
+    def restore(self, live: Sequence[LiveEpisode], first: Leaves, clamp: Clamp | None = None) -> Sequence[int]:
+        """Replay every live episode to where its journal ends; returns the checksums of the replays."""
+        checksums, spaces = [], (self.observation_space, self.action_space)
+        self._note[DOING] = REPLAY
+        for position, one in enumerate(live):
+            require_seed(one, self._seed_of(self._indices[position], one.episode))
+            self._episode[position], self._step[position] = one.episode, 0
+            replay = bring_back(one, position, self._steps[position], self._reset(position), spaces, clamp, self._step)
+            first["obs"][position] = self._returns.observation(position, replay.obs)
+            checksums.append(replay.checksum)
+        self._note[DOING] = NOTHING
+        return checksums
 
     def step(self, row: Row, final: FinalObs) -> None:
         """One step of every environment; an ended episode is followed by the first observation of the next."""
-        observations: list[Any] = []
         rewards: list[Any] = []
         row.terminated.fill(False)
         row.truncated.fill(False)
@@ -93,81 +106,83 @@ class SerialEnvs:
         row.episode[:] = self._episode
         row.step[:] = self._step
         self._step += 1
-        position = 0
+        out, returns = row.next_obs["obs"], self._returns
+        array, shape, dtype, fits = np.ndarray, returns.usual_shape, returns.dtype, returns.fits
+        least, beyond = returns.choices
+        note = self._note
+        note[DOING], position = STEP, 0
         try:
             for step, action in zip(self._steps, self._as_sent(row.action), strict=True):
+                note[POSITION] = position
                 obs, reward, terminated, truncated, _ = step(action)
                 rewards.append(reward)
-                if terminated or truncated:
-                    row.terminated[position] = terminated
-                    row.truncated[position] = truncated
-                    if not terminated:
-                        self._check(position, obs)
-                        final(position, {"obs": obs})
-                    self._episode[position] += 1
-                    self._step[position] = 0
-                    obs = self._reset(position)
-                observations.append(obs)
+                if (terminated is not False and terminated is not _NO) or (
+                    truncated is not False and truncated is not _NO
+                ):
+                    obs = self._end(position, row, obs, terminated, truncated, final)
+                if (type(obs) is array and obs.shape == shape and (obs.dtype is dtype or obs.dtype in fits)) or (
+                    type(obs) is int and least <= obs < beyond
+                ):
+                    out[position] = obs
+                else:
+                    out[position] = returns.observation(position, obs)
                 position += 1
         except (HeadraceError, EnvFailure):
             raise
-        except Exception as error:
-            raise EnvFailure(position, f"raised {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            raise failure(position, self._indices[position], error) from error
+        if returns.is_ranged:
+            returns.require_range(out)
+        if not PLAIN.issuperset(map(type, rewards)):
+            rewards = returns.rewards(rewards)
+        note[DOING] = NOTHING
         try:
-            row.reward[:] = rewards
-        except (TypeError, ValueError) as error:
-            bad = next(i for i, reward in enumerate(rewards) if not _is_number(reward))
-            raise EnvFailure(bad, f"returned the reward {rewards[bad]!r}, expected a number") from error
-        self._write(observations, row.next_obs["obs"])
+            self._pack(row.reward, 0, *rewards)
+        except (OverflowError, struct.error):
+            returns.rewards(rewards)  # raises, and names the first that does not fit
 
     def close(self) -> None:
         """Close every environment, whatever the others do."""
         envs, self._envs = self._envs, []
         failed: EnvError | None = None
-        for index, env in zip(self._indices, envs, strict=False):
+        for position, (index, env) in enumerate(zip(self._indices, envs, strict=False)):
+            self._note[DOING], self._note[POSITION] = CLOSE, position
             try:
                 env.close()
-            except Exception as error:
-                failed = failed or EnvError(f"env {index}: could not be closed: {type(error).__name__}: {error}")
+            except BaseException as error:
+                reason = failure(position, index, error).reason.removeprefix("raised ")
+                failed = failed or EnvError(f"env {index}: could not be closed: {reason}")
                 failed.__cause__ = failed.__cause__ or error
+        self._note[DOING] = NOTHING
         if failed is not None:
             raise failed
 
+    def _end(self, position: int, row: Row, obs: Any, terminated: Any, truncated: Any, final: FinalObs) -> Any:
+        """A flag was not plainly False: if the episode has ended, the next one's first observation."""
+        flag = self._returns.flag
+        is_terminated = terminated is True or (terminated is not False and flag(position, "terminated", terminated))
+        is_truncated = truncated is True or (truncated is not False and flag(position, "truncated", truncated))
+        if not is_terminated and not is_truncated:
+            return obs
+        row.terminated[position], row.truncated[position] = is_terminated, is_truncated
+        returns = self._returns
+        is_usual = type(obs) is np.ndarray and obs.shape == returns.usual_shape and obs.dtype is returns.dtype
+        last = obs if is_usual and not returns.is_ranged else returns.observation(position, obs)
+        if not is_terminated:
+            final(position, {"obs": last})
+        self._episode[position] += 1
+        self._step[position] = 0
+        return self._reset(position)
+
+    def _start(self, position: int, first: Leaves) -> None:
+        first["obs"][position] = self._returns.observation(position, self._reset(position))
+
     def _reset(self, position: int) -> Any:
         seed = self._seed_of(self._indices[position], int(self._episode[position]))
+        before, self._note[DOING], self._note[POSITION] = self._note[DOING], RESET, position
         try:
             obs, _ = self._envs[position].reset(seed=seed)
-        except Exception as error:
-            raise EnvFailure(position, f"reset(seed={seed}) raised {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            raise failure(position, self._indices[position], error, f"reset(seed={seed})") from error
+        self._note[DOING] = before
         return obs
-
-    def _write(self, observations: list[Any], out: Array) -> None:
-        """All observations into one row, in one copy; `concatenate` does the casting check."""
-        shape = self._shape
-        for position, obs in enumerate(observations):
-            if getattr(obs, "shape", ()) != shape:
-                self._check(position, obs)
-        try:
-            if shape:
-                np.concatenate(observations, out=out.reshape(-1, *shape[1:]), casting="same_kind")
-            else:
-                np.copyto(out, observations, casting="same_kind")
-        except (TypeError, ValueError) as error:
-            for position, obs in enumerate(observations):
-                self._check(position, obs)
-            raise EnvFailure(0, f"observations can't be stored: {error}") from error
-
-    def _check(self, position: int, obs: Any) -> None:
-        expected = self.observation_space
-        if np.shape(obs) != self._shape:
-            raise EnvFailure(position, f"returned an observation of shape {np.shape(obs)}, expected {self._shape}")
-        got = np.asarray(obs).dtype
-        if not np.can_cast(got, expected.dtype, "same_kind"):
-            raise EnvFailure(position, f"returned an observation of dtype {got}, expected {expected.dtype}")
-
-
-def _is_number(reward: Any) -> bool:
-    try:
-        return np.ndim(reward) == 0 and not np.iscomplexobj(reward) and isinstance(float(reward), float)
-    except (TypeError, ValueError):
-        return False

@@ -15,11 +15,15 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from headrace.envs.raising import require_own
+from headrace.envs.returns import number
+from headrace.envs.seeds import LONG, SHORT, Purpose, episode_seed
 from headrace.errors import EnvError, HeadraceError, UsageError
 
 EnvSource = str | Callable[..., Any]
@@ -33,6 +37,8 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: tuple[EnvSource, ...] = ()
     action_repeat: int = 1
+    seed_bits: int = LONG
+    """Width of reset seeds. A run finds out itself whether an environment takes 32 bits only."""
 
     def __post_init__(self) -> None:
         if isinstance(self.env, gym.Env | gym.vector.VectorEnv):
@@ -45,6 +51,8 @@ class EnvSpec:
         repeat: Any = self.action_repeat
         if not isinstance(repeat, int) or repeat < 1:
             raise UsageError(f"action_repeat: expected a whole number of at least 1, got {repeat!r}")
+        if self.seed_bits not in (LONG, SHORT):
+            raise UsageError(f"seed_bits: expected {LONG} or {SHORT}, got {self.seed_bits!r}")
 
     @property
     def name(self) -> str:
@@ -53,6 +61,10 @@ class EnvSpec:
             return self.env
         name: str = getattr(self.env, "__qualname__", type(self.env).__name__)
         return name.rpartition("<locals>.")[2].strip("<>")
+
+    def seed_of(self, seed: int, purpose: Purpose) -> Callable[[int, int], int]:
+        """(env index, episode number) -> reset seed, in a run with this seed."""
+        return partial(episode_seed, self.seed_bits, seed, purpose)
 
     def is_vector(self) -> bool:
         """Whether the callable builds a whole vector environment: it has a parameter named num_envs."""
@@ -97,6 +109,7 @@ class EnvSpec:
                 w if isinstance(w, str) else {"callable": getattr(w, "__qualname__", repr(w))} for w in self.wrappers
             ],
             "action_repeat": self.action_repeat,
+            "seed_bits": self.seed_bits,
         }
 
     def _is_id(self) -> bool:
@@ -115,7 +128,7 @@ class EnvSpec:
         factory = self._callable()
         try:
             return factory(**self.kwargs, **more)
-        except Exception as error:
+        except BaseException as error:
             raise self._failed(error) from error
 
     def _wrap(self, env: gym.Env[Any, Any], wrapper: EnvSource) -> gym.Env[Any, Any]:
@@ -123,7 +136,8 @@ class EnvSpec:
         name = wrapper if isinstance(wrapper, str) else getattr(wrapper, "__qualname__", repr(wrapper))
         try:
             wrapped = wrap(env)
-        except Exception as error:
+        except BaseException as error:
+            require_own(error, f"{self.name}: wrapper {name}")
             raise EnvError(f"{self.name}: wrapper {name} raised {type(error).__name__}: {error}") from error
         if not isinstance(wrapped, gym.Env):
             raise EnvError(
@@ -147,10 +161,11 @@ class EnvSpec:
         try:
             # Gymnasium's passive checker looks at the first step only and costs a call on every one; we look at all.
             return gym.make(env_id, **{"disable_env_checker": True, **self.kwargs})
-        except Exception as error:
+        except BaseException as error:
             raise self._failed(error) from error
 
-    def _failed(self, error: Exception) -> EnvError:
+    def _failed(self, error: BaseException) -> EnvError:
+        require_own(error, self.name)
         with_kwargs = f" with kwargs {dict(self.kwargs)}" if self.kwargs else ""
         return EnvError(f"{self.name}: could not be made{with_kwargs}: {type(error).__name__}: {error}")
 
@@ -167,8 +182,11 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
         total = 0.0
         for _ in range(self._times):
             obs, reward, terminated, truncated, info = self.env.step(action)
-            total += float(reward)
-            if terminated or truncated:
+            amount = number(reward)
+            if amount is None:
+                return obs, reward, terminated, truncated, info  # refused with the words for it by whoever steps this
+            total += amount
+            if any(flag is not False and number(flag) != 0 for flag in (terminated, truncated)):
                 break
         return obs, total, terminated, truncated, info
 
@@ -197,7 +215,8 @@ def _import(module_name: str, what: str) -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise EnvError(f"{what}: importing {module_name} failed: {error}") from error
         raise UsageError(f"{what}: {error}; expected module:attribute, importable from here") from error
-    except Exception as error:
+    except BaseException as error:
+        require_own(error, what)
         raise EnvError(f"{what}: importing {module_name} raised {type(error).__name__}: {error}") from error
 
 

@@ -8,6 +8,7 @@ The common format, whatever the source's own autoreset does: a row of an environ
 marked invalid and is neither trained on nor counted. A source whose reset takes a step of its own (`skips_rows`) marks
 that step invalid; such a row has the number of the episode to come and step 0. `final(b, obs)` hands over the
 observation in which a truncated (and not terminated) episode was cut.
+With nan_policy=drop an episode may be dropped (mended): the row of its bad step is invalid, and its step DROPPED_END.
 
 Does not know slabs' lifetimes, policies or seeds' origin.
 """
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from headrace.envs.clamping import Clamp
 from headrace.memory.slab import Row
 from headrace.memory.spaces import Leaves, Space
 
@@ -35,6 +37,8 @@ class LiveEpisode:
     episode: int
     seed: int
     actions: Array  # [steps so far, ...] as slabs hold them (see `actions` for what the environment is sent)
+    checksum: int
+    """Of all that it showed so far (memory/checksum): what its replay must come to."""
 
     @property
     def is_at_start(self) -> bool:
@@ -63,8 +67,11 @@ class VectorEnv(Protocol):
         """Start every environment's first episode and write the observations."""
         ...
 
-    def restore(self, live: Sequence[LiveEpisode], first: Leaves) -> None:
-        """Bring every environment into the middle of an episode by replaying it; refused where it can't be."""
+    def restore(self, live: Sequence[LiveEpisode], first: Leaves, clamp: Clamp | None = None) -> Sequence[int]:
+        """Bring every environment into the middle of an episode by replaying it; refused where it can't be.
+
+        Returns the checksum of each replay, of what was `clamp`ed where that is done; the caller compares them.
+        """
         ...
 
     def step(self, row: Row, final: FinalObs) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.memory.schema import DROPPED_END
 from headrace.memory.slab import Slab
 
 Array = npt.NDArray[Any]
@@ -49,18 +50,24 @@ class EpisodeStatistics:
         valid: Array,
         episode: Array,
         columns: Array | None = None,
+        step: Array | None = None,
     ) -> list[Finished]:
-        """Take in [T, N] rows of all environments, or of those in `columns`; returns the episodes that ended."""
+        """Take in [T, N] rows of all environments, or of those in `columns`; returns the episodes that ended.
+
+        `step` says which rows end an episode that was dropped: it is not among them.
+        """
         envs = np.arange(len(self._return)) if columns is None else columns
         ended = (terminated | truncated) & valid
         rewards = np.where(valid, reward, 0.0).astype(np.float64)
         total, count = self._return[envs], self._length[envs]
         begin = np.zeros(len(envs), np.int64)  # first row of each environment's running episode
         done: list[Finished] = []
-        for t, b in np.argwhere(ended):  # by row, then environment
+        dropped = np.zeros_like(ended) if step is None else step == DROPPED_END
+        for t, b in np.argwhere(ended | dropped):  # by row, then environment
             rows = slice(begin[b], t + 1)
             final, length = float(total[b] + rewards[rows, b].sum()), int(count[b] + valid[rows, b].sum())
-            done.append(Finished(int(envs[b]), int(episode[t, b]), final, length, bool(terminated[t, b])))
+            if not dropped[t, b]:
+                done.append(Finished(int(envs[b]), int(episode[t, b]), final, length, bool(terminated[t, b])))
             total[b], count[b], begin[b] = 0.0, 0, t + 1
         running = np.arange(len(reward))[:, None] >= begin
         self._return[envs] = total + np.where(running, rewards, 0.0).sum(0)
@@ -79,7 +86,7 @@ class EpisodeStatistics:
                 layer.setdefault(envs.start, (envs, slab))
             now = [layer[start] for start in sorted(layer)]
             columns = np.concatenate([np.arange(envs.start, envs.stop) for envs, _ in now])
-            fields = ("reward", "terminated", "truncated", "valid", "episode")
+            fields = ("reward", "terminated", "truncated", "valid", "episode", "step")
             done += self.add(
                 **{name: np.concatenate([slab.arrays[name] for _, slab in now], 1) for name in fields}, columns=columns
             )

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.errors import EnvError, NumericsError
+from headrace.memory.schema import DROPPED_END
 from headrace.memory.slab import Row
 from headrace.memory.spaces import Leaves, empty_leaves, shape_of
 
@@ -73,6 +74,8 @@ def evaluate(
                 _require_finite(leaf, "observation that followed", played, length)
             total += row.reward * row.valid
             length += row.valid
+            is_dropped = row.step == DROPPED_END
+            total[is_dropped], length[is_dropped] = 0.0, 0
             for env in np.flatnonzero((row.terminated | row.truncated) & row.valid):
                 if played[env] < targets[env]:
                     result.returns.append(float(total[env]))

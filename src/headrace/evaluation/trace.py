@@ -1,96 +1,197 @@
-"""One episode as bytes: what an environment showed when it was driven by actions keyed by (episode, step).
+"""What environments showed when they were driven by actions keyed by (env index, episode, step).
 
-    python -m headrace.evaluation.trace OUT   reads a spec from standard input, plays episodes in this fresh process,
-                                              each in an instance of its own, and writes their traces to OUT
+    VectorEnv --record--> {(env index, episode): Trace}          one row after the other, as an actor does it
 
-The spec comes through a pipe from the parent that started this process (cloudpickle, since it may hold a function);
-the trace goes back as plain arrays. Info dicts are left out: they hold times.
+    python -m headrace.evaluation.trace OUT   reads jobs from standard input, plays them in this fresh process one after
+                                              the other, and writes their traces to OUT
+
+The jobs come through a pipe from the parent that started this process (cloudpickle, since a spec may hold a function);
+traces go back as plain arrays. Actions are drawn from a description of the space, never from the environment's own
+action_space, whose generator belongs to the environment. Info dicts are left out: they hold times.
+Does not know what the traces are compared for (check).
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.seeds import Purpose, leaf, sequence
+from headrace.envs.building import build_envs
+from headrace.envs.seeds import Purpose, sequence
 from headrace.envs.spec import EnvSpec
+from headrace.envs.vector_env import EnvFailure, LiveEpisode, VectorEnv
+from headrace.errors import EnvError
+from headrace.memory.checksum import begin as begun
+from headrace.memory.slab import Row
+from headrace.memory.spaces import Leaves, Space, empty_leaves, made_up, shape_of
 
-MOST_STEPS = 1000
-MOST_S = 5.0  # of one episode: a slow environment is judged by fewer steps
+MOST_ROWS = 1_000
+MOST_S = 5.0  # of one job: a slow environment is judged by fewer steps
+MOST_EPISODES = 3  # of one environment
+_BLOCK = 64  # actions drawn at once
+
+Array = npt.NDArray[Any]
+Key = tuple[int, int]  # env index, episode
+
+
+@dataclass(frozen=True)
+class Job:
+    """Some environments, played together: from their first episodes on, or one of them from a later one on."""
+
+    env_indices: range
+    rows: int
+    first_episode: int = 0
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Observations (the reset's first), rewards and flags of one episode, and what its steps cost."""
+    """One episode: the bytes of its observations (the reset's first), rewards and flags.
 
-    obs: npt.NDArray[Any]
-    reward: npt.NDArray[np.float64]
+    The observation after a termination is not among them: nothing is ever done with it.
+    """
+
+    obs: npt.NDArray[np.uint8]
+    reward: npt.NDArray[np.float32]
     flags: npt.NDArray[np.bool_]
-    step_s: npt.NDArray[np.float64]
-    reset_s: float
 
     def difference(self, other: Trace) -> str | None:
         """Where two traces part, in words; None if they are the same to the last bit."""
-        for step in range(min(len(self.obs), len(other.obs))):
-            if self.obs[step].tobytes() != other.obs[step].tobytes():
+        for step in range(max(len(self.obs), len(other.obs))):
+            if step < min(len(self.obs), len(other.obs)) and (self.obs[step] != other.obs[step]).any():
                 return f"the observation {'of the reset' if step == 0 else f'after step {step - 1}'}"
-            if step < len(self.reward) and step < len(other.reward):
-                if self.reward[step] != other.reward[step] and not (
-                    np.isnan(self.reward[step]) and np.isnan(other.reward[step])
-                ):
-                    return f"the reward of step {step}: {self.reward[step]} and {other.reward[step]}"
+            if step < min(len(self.reward), len(other.reward)):
+                mine, others = self.reward[step], other.reward[step]
+                if mine.tobytes() != others.tobytes() and not (np.isnan(mine) and np.isnan(others)):
+                    return f"the reward of step {step}: {mine} and {others}"
                 if (self.flags[step] != other.flags[step]).any():
                     return f"the flags of step {step}"
-        return (
-            None if len(self.obs) == len(other.obs) else f"the length: {len(self.reward)} and {len(other.reward)} steps"
-        )
+        if len(self.reward) != len(other.reward):
+            return f"the length: {len(self.reward)} and {len(other.reward)} steps"
+        return None
 
 
 FIELDS = tuple(Trace.__dataclass_fields__)
 
 
-def play(env: gym.Env[Any, Any], seed: int, episode: int, steps: int = MOST_STEPS, most_s: float = MOST_S) -> Trace:
-    """Reset with the episode's seed and take its random actions until it ends, or the steps or the time run out."""
-    env.action_space.seed(int(sequence(seed, Purpose.CHECK, episode, 1).generate_state(1, np.uint32)[0]))
-    start = time.perf_counter()
-    obs, _ = env.reset(seed=leaf(seed, Purpose.CHECK, episode, 0))
-    reset_s = time.perf_counter() - start
-    seen, rewards, flags, costs = [np.array(obs)], [], [], []
+@dataclass
+class _Recording:
+    obs: list[bytes] = field(default_factory=list)
+    reward: list[float] = field(default_factory=list)
+    flags: list[tuple[bool, bool]] = field(default_factory=list)
+
+    def trace(self) -> Trace:
+        obs = np.frombuffer(b"".join(self.obs), np.uint8).reshape(len(self.obs), -1)
+        return Trace(obs, np.array(self.reward, np.float32), np.array(self.flags, bool).reshape(-1, 2))
+
+
+def record(
+    envs: VectorEnv, job: Job, seed: int, seed_of: Callable[[int, int], int], most_s: float = math.inf
+) -> dict[Key, Trace]:
+    """Play a job and keep what was seen. With a limit of time it also ends when every environment has played enough."""
+    n, indices = envs.num_envs, job.env_indices
+    obs, following = empty_leaves(envs.observation_space, n), empty_leaves(envs.observation_space, n)
+    action = np.empty((n, *shape_of(envs.action_space)), envs.action_space.dtype)
+    terminated, truncated, valid = np.zeros((3, n), bool)
+    numbers, steps = np.zeros((2, n), np.int64)
+    row = Row(obs, action, np.zeros(n, np.float32), terminated, truncated, valid, numbers, steps, following)
+    episode = np.full(n, job.first_episode)
+    found: dict[Key, _Recording] = {}
+    finals: dict[int, bytes] = {}
+    chosen: dict[Key, Iterator[Array]] = {}
+    _begin(envs, job, seed_of, obs)
+    for b, index in enumerate(indices):
+        found[index, job.first_episode] = _Recording([_bytes(obs, b)])
     began = time.perf_counter()
-    for _ in range(steps):
-        action = env.action_space.sample()
-        start = time.perf_counter()
-        obs, reward, terminated, truncated, _ = env.step(action)
-        costs.append(time.perf_counter() - start)
-        seen.append(np.array(obs))
-        rewards.append(float(reward))
-        flags.append((bool(terminated), bool(truncated)))
-        if terminated or truncated or time.perf_counter() - began > most_s:
+    for _ in range(job.rows):
+        for b, index in enumerate(indices):
+            key = (index, int(episode[b]))
+            if key not in chosen:
+                chosen[key] = _actions(envs.action_space, seed, *key)
+            action[b] = next(chosen[key])
+        finals.clear()
+        envs.step(row, lambda b, final: finals.__setitem__(b, _bytes_of(final, following)))
+        for b, index in enumerate(indices):
+            one = found[index, int(episode[b])]
+            if not row.valid[b]:  # a reset that took a step of its own: the episode begins after it
+                one.obs[:] = [_bytes(following, b)]
+                continue
+            one.reward.append(float(row.reward[b]))
+            one.flags.append((bool(row.terminated[b]), bool(row.truncated[b])))
+            if not (row.terminated[b] or row.truncated[b]):
+                one.obs.append(_bytes(following, b))
+                continue
+            if b in finals:
+                one.obs.append(finals[b])
+            episode[b] += 1
+            found[index, int(episode[b])] = _Recording([] if envs.skips_rows else [_bytes(following, b)])
+        for name, leaf in following.items():
+            obs[name][...] = leaf
+        is_enough = (episode >= job.first_episode + MOST_EPISODES).all()
+        if most_s < math.inf and (is_enough or time.perf_counter() - began > most_s):
             break
-    return Trace(np.stack(seen), np.array(rewards), np.array(flags), np.array(costs), reset_s)
+    return {key: one.trace() for key, one in found.items() if one.reward}
+
+
+def played(spec: EnvSpec, job: Job, seed: int, most_s: float = math.inf) -> dict[Key, Trace]:
+    """Build a job's environments, play it, close them; a failure is an error that names what happened."""
+    envs = build_envs(spec, job.env_indices, seed, Purpose.CHECK)
+    try:
+        return record(envs, job, seed, spec.seed_of(seed, Purpose.CHECK), most_s)
+    except EnvFailure as failure:
+        index = job.env_indices[failure.position]
+        raise EnvError(f"{spec.name}: env {index} of the check: the environment {failure.reason}") from (
+            failure.__cause__ or failure
+        )
+    finally:
+        envs.close()
+
+
+def _begin(envs: VectorEnv, job: Job, seed_of: Callable[[int, int], int], obs: Leaves) -> None:
+    if job.first_episode == 0:
+        envs.begin(obs)
+        return
+    nothing, episode = np.empty((0, *shape_of(envs.action_space)), envs.action_space.dtype), job.first_episode
+    live = [
+        LiveEpisode(index, episode, seed_of(index, episode), nothing, begun(index, episode))
+        for index in job.env_indices
+    ]
+    envs.restore(live, obs)
+
+
+def _actions(space: Space, seed: int, env_index: int, episode: int) -> Iterator[Array]:
+    """An episode's actions, as slabs hold them: choices count from 0."""
+    rng = np.random.default_rng(sequence(seed, Purpose.CHECK, env_index, episode, 1))
+    while True:
+        yield from made_up(space, rng, _BLOCK, from_zero=True)
+
+
+def _bytes(leaves: Leaves, b: int) -> bytes:
+    return b"".join(leaf[b].tobytes() for leaf in leaves.values())
+
+
+def _bytes_of(final: dict[str, Any], like: Leaves) -> bytes:
+    return b"".join(np.asarray(final[name]).astype(leaf.dtype).tobytes() for name, leaf in like.items())
 
 
 def main() -> None:
     """The fresh process's side."""
     import cloudpickle
 
-    spec, seed, episodes = cloudpickle.loads(sys.stdin.buffer.read())
+    spec, seed, jobs = cloudpickle.loads(sys.stdin.buffer.read())
     assert isinstance(spec, EnvSpec)
     arrays: dict[str, Any] = {}
-    for episode, steps in episodes.items():
-        env = spec.make()
-        try:
-            trace = play(env, seed, episode, steps, most_s=float("inf"))
-        finally:
-            env.close()
-        arrays |= {f"{episode}/{name}": getattr(trace, name) for name in FIELDS}
+    for job in jobs:
+        for (index, episode), one in played(spec, job, seed).items():
+            for name in FIELDS:  # an episode that ended early goes on with another job's: that one's own counts
+                arrays.setdefault(f"{index}/{episode}/{name}", getattr(one, name))
     with Path(sys.argv[1]).open("wb") as out:
         np.savez(out, **arrays)
 

@@ -1,9 +1,11 @@
 """The start-up test of a policy: that a row's action depends neither on its place in a tile nor on its neighbours.
 
     made-up observations, in order, shuffled, and in a short tile --LocalInference--> the same bits, or a clear error
+    fitting_tile: the default tile, doubled until the test passes
 
 Looked at are actions and the numbers behind them: rounding that another place changes may not show in an argmax today,
-and will in some later step of the run. Runs once, on this machine, with the policy that is about to act.
+and will in some later step of the run. Runs once, on this machine, with the policy that is about to act: which tiles
+are safe depends on the processor (with AVX-512, MKL rounds a layer of two outputs by place in tiles below 16 rows).
 """
 
 from __future__ import annotations
@@ -16,20 +18,41 @@ import torch
 
 from headrace.errors import HeadraceError
 from headrace.inference.local import LocalInference
-from headrace.memory.spaces import Box, Discrete, Leaves, MultiBinary, Space, as_seen, bounds, leaves_of, shape_of
+from headrace.memory.spaces import Leaves, Space, as_seen, leaves_of, made_up, shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module
+from headrace.policies.tiles import LARGEST_TILE, default_tile
 
 Array = npt.NDArray[Any]
+_LEAST_ROWS = 64  # rounding differs in some rows only: few of them could come out the same by chance
+
+
+def fitting_tile(module: Module, observation: Space, action: Space, n_envs: int, asked: int = 0) -> int:
+    """The tile to act with: the one asked for, or the smallest from the default on that passes the test here."""
+    tile = asked or default_tile(n_envs, as_policy(module).largest_tile)
+    while True:
+        try:
+            self_test(module, observation, action, tile)
+        except TileError:
+            if asked or tile >= LARGEST_TILE:
+                raise
+            tile *= 2
+        else:
+            return tile
+
+
+class TileError(HeadraceError):
+    """A row's bits depend on its place."""
 
 
 def self_test(module: Module, observation: Space, action: Space, tile: int) -> None:
     """Raise unless rows come out bit for bit the same at any place in a tile and among any neighbours."""
     rng = np.random.default_rng(0)
     policy, inference = as_policy(module), LocalInference(module, observation, action, tile)
-    obs = {name: plausible(leaf, rng, 2 * tile) for name, leaf in leaves_of(observation).items()}
-    noise = rng.standard_normal((2 * tile, policy.noise.width)).astype(np.float32)
-    order = rng.permutation(2 * tile)
+    rows = tile * max(2, -(-_LEAST_ROWS // tile))
+    obs = {name: made_up(leaf, rng, rows) for name, leaf in leaves_of(observation).items()}
+    noise = rng.standard_normal((rows, policy.noise.width)).astype(np.float32)
+    order = rng.permutation(rows)
 
     def acted(rows: Array | slice) -> Array:
         out = np.zeros((len(noise[rows]), *shape_of(action)), action.dtype)
@@ -43,28 +66,11 @@ def self_test(module: Module, observation: Space, action: Space, tile: int) -> N
     whole, behind = acted(everything), numbers(everything)
     if not (_same(acted(order), whole[order]) and _same(acted(short), whole[short])
             and _same(numbers(order), behind[order])):  # fmt: skip
-        raise HeadraceError(
+        raise TileError(
             f"{type(policy).__name__}: the same observation gave other numbers at another place in a tile of "
-            f"{tile}; runs could not be repeated. Choose another tile size (4 to 64), and keep batch "
-            f"statistics and own randomness out of act()"
+            f"{tile}; runs could not be repeated. Keep batch statistics and own randomness out of act(), and choose "
+            f"another tile size (4 to 64) if you set one"
         )
-
-
-def plausible(space: Space, rng: np.random.Generator, count: int) -> Array:
-    """Made-up rows that lie in the space."""
-    shape = (count, *shape_of(space))
-    match space:
-        case Box():
-            low, high = (
-                np.clip(bound.astype(np.float64), -3, 3) if space.dtype != "uint8" else bound for bound in bounds(space)
-            )
-            return rng.uniform(low, high, shape).astype(space.dtype)
-        case Discrete():
-            return rng.integers(space.start, space.start + space.n, shape).astype(space.dtype)
-        case MultiBinary():
-            return rng.integers(0, 2, shape).astype(space.dtype)
-    start = np.asarray(space.start).reshape(space.shape)
-    return (start + rng.integers(0, np.asarray(space.nvec).reshape(space.shape), shape)).astype(space.dtype)
 
 
 def _numbers(inference: LocalInference, module: Module, obs: Leaves, action: Space, tile: int) -> Array:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from statistics import mean, median, pstdev
 
 from headrace.clock import now_s
-from headrace.collecting.plan import build_envs
 from headrace.collecting.topology import Choice, Topology, TopologyConfig, resolve
+from headrace.envs.building import build_envs, first_look
+from headrace.envs.mended import mended
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.errors import HeadraceError
@@ -45,6 +46,7 @@ class Survey:
     topology: Topology
     observation: Space
     action: Space
+    env: EnvSpec  # as it is to be built from now on
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,16 @@ def survey(
     replayed_shards: int | None = None,
 ) -> Survey:
     """Build one environment, look at its spaces, settle the topology. `rehearsed` is asked if it matters."""
-    envs = build_envs(spec, range(1), seed)
+    spec, envs = first_look(spec, seed)
     try:
+        mended(envs, config.nan_policy)  # refused here, before anything starts, if they can't be
         observation, action = envs.observation_space, envs.action_space
 
         def look() -> Measured | None:
             measured = measure(spec, seed, envs)
             try:
                 return measured and replace(measured, policy=rehearsed(observation, action))
-            except Exception as error:  # a policy that fails will fail again where its error is told whole
+            except Exception as error:  # a policy that fails will fail again where its error is shown whole
                 logger.warning("auto: the policy could not be rehearsed: %s: %s", type(error).__name__, error)
                 return measured
 
@@ -93,7 +96,7 @@ def survey(
             topology = resolve(config, lambda wanted: choose(wanted, cpus(), look))
     finally:
         envs.close()
-    return Survey(topology, observation, action)
+    return Survey(topology, observation, action, spec)
 
 
 def choose(config: TopologyConfig, cores: int, look: Callable[[], Measured | None]) -> Choice:
@@ -117,10 +120,10 @@ def choose(config: TopologyConfig, cores: int, look: Callable[[], Measured | Non
         )
     if not is_free and wanted > 1:
         place = "threads" if measured.two_threads > 1.7 else "processes"
-        return Choice(place, wanted, f"topology={place}: workers={wanted} was asked for; {_told(measured)}")
+        return Choice(place, wanted, f"topology={place}: workers={wanted} was asked for; {_summary(measured)}")
     row_s = config.n_envs * measured.step_s + measured.policy.act_s
     if config.max_lag == 0 and row_s < config.n_envs * _CHEAP_S:
-        return Choice("inline", 1, f"topology=inline: {_told(measured)}: workers would cost more than they save")
+        return Choice("inline", 1, f"topology=inline: {_summary(measured)}: workers would cost more than they save")
     alone = _promise("inline", 1, measured, config, cores)
     fit = _available_bytes() // _WORKER_BYTES
     counts = range(1 if config.max_lag else 2, wanted + 1)
@@ -130,11 +133,11 @@ def choose(config: TopologyConfig, cores: int, look: Callable[[], Measured | Non
     best = next(option for option in [*options, alone] if option.update_s <= 1.05 * least_s)  # the simplest good one
     gain = alone.update_s / best.update_s
     if gain < _LEAST_GAIN and fit < wanted:
-        return Choice("inline", 1, f"topology=inline: memory for {fit} workers only; {_told(measured)}")
+        return Choice("inline", 1, f"topology=inline: memory for {fit} workers only; {_summary(measured)}")
     if gain < _LEAST_GAIN:
-        return Choice("inline", 1, f"topology=inline: {_told(measured)}; workers would give {max(gain, 1.0):.2f}x")
-    told = f"{_told(measured)}; an update should take {1 / gain:.0%} of inline's time"
-    return Choice(best.topology, best.workers, f"topology={best.topology}, workers={best.workers}: {told}")
+        return Choice("inline", 1, f"topology=inline: {_summary(measured)}; workers would give {max(gain, 1.0):.2f}x")
+    text = f"{_summary(measured)}; an update should take {1 / gain:.0%} of inline's time"
+    return Choice(best.topology, best.workers, f"topology={best.topology}, workers={best.workers}: {text}")
 
 
 def _promise(place: str, workers: int, measured: Measured, config: TopologyConfig, cores: int) -> _Promise:
@@ -158,16 +161,16 @@ def _promise(place: str, workers: int, measured: Measured, config: TopologyConfi
     return _Promise(place, workers, max(collect_s, policy.update_s, shared_s))
 
 
-def _told(measured: Measured) -> str:
+def _summary(measured: Measured) -> str:
     policy = measured.policy
-    told = f"a step takes {_time(measured.step_s)} (spread {measured.spread:.0%})"
+    text = f"a step takes {_time(measured.step_s)} (spread {measured.spread:.0%})"
     if measured.two_threads > 1.2:
-        told += f", two threads run {measured.two_threads:.1f}x"
+        text += f", two threads run {measured.two_threads:.1f}x"
     if policy.act_s:
-        told += f", acting for all {_time(policy.act_s)}"
+        text += f", acting for all {_time(policy.act_s)}"
     if policy.update_s:
-        told += f", learning {_time(policy.update_s)} an update"
-    return told
+        text += f", learning {_time(policy.update_s)} an update"
+    return text
 
 
 def _time(seconds: float) -> str:

@@ -17,14 +17,13 @@ import numpy as np
 from headrace.clock import now_s
 from headrace.collecting.topology import TopologyConfig
 from headrace.inference.local import LocalInference
-from headrace.inference.self_test import plausible
 from headrace.learning.algorithm import Algorithm, Moment
 from headrace.learning.batch import Batch, assemble
 from headrace.learning.config import AlgorithmConfig
 from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab, slab_bytes
-from headrace.memory.spaces import Space, leaves_of, shape_of
+from headrace.memory.spaces import Space, leaves_of, made_up, shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module
 from headrace.policies.threads import torch_threads
@@ -78,11 +77,9 @@ def _made_up(observation: Space, action: Space, n_envs: int, rows: int) -> Batch
     schema = rollout_schema(observation, action, rows, n_envs)
     batch = assemble([Slab(schema, HeapSegment(slab_bytes(schema)).buffer)])
     rng = np.random.default_rng(0)
-    columns = [(batch.action, action), *((batch.leaves[name], leaf) for name, leaf in leaves_of(observation).items())]
-    for values, space in columns:
-        values[...] = plausible(space, rng, rows * n_envs).reshape(values.shape)
-        if values is batch.action and hasattr(space, "start"):  # slabs hold choices from 0 on
-            values -= np.asarray(space.start).reshape(shape_of(space)).astype(values.dtype)
+    batch.action[...] = made_up(action, rng, rows * n_envs, from_zero=True).reshape(batch.action.shape)
+    for name, leaf in leaves_of(observation).items():
+        batch.leaves[name][...] = made_up(leaf, rng, rows * n_envs).reshape(batch.leaves[name].shape)
     for name in ("reward", "log_prob", "value", "bootstrap_value", "last_value"):
         getattr(batch, name)[...] = 0
     batch.terminated[...] = batch.truncated[...] = False

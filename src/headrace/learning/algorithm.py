@@ -5,6 +5,9 @@
 
 Everything between a batch as it was collected and the new parameters is an algorithm's own: completion with the policy
 that acted, targets, epochs, replay, target networks. `Moment` is all it knows of the run.
+An algorithm lives in the file of its config's name (learning/ppo.py). There `build(flat, config, seed)` makes it; where
+another policy acts than the one that is configured, as one that explores, `acting(module, observation, action, config)`
+gives that one.
 """
 
 from __future__ import annotations

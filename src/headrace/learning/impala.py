@@ -17,12 +17,12 @@ from torch import Tensor
 
 from headrace.clock import now_s
 from headrace.learning.adam import Adam
-from headrace.learning.advantages import vtrace
 from headrace.learning.algorithm import Moment, count_of
 from headrace.learning.batch import Array, Batch, complete, flat_rows
 from headrace.learning.closed_form import Evaluators
 from headrace.learning.config import ImpalaConfig, schedule
-from headrace.learning.ppo import explained_variance, minibatches, seen_by, shuffling, spread, valid_rows
+from headrace.learning.late import seen_by, vtrace
+from headrace.learning.ppo import explained_variance, minibatches, shuffling, spread, valid_rows
 from headrace.learning.ppo_loss import Rows
 from headrace.policies.networks import as_policy
 from headrace.weights.flat import FlatParameters
@@ -105,3 +105,6 @@ class Impala:
             "train/n_updates": float(self._minibatches_done),
             **spread(self._flat.module),
         }
+
+
+build = Impala

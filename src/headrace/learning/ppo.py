@@ -11,8 +11,7 @@ finite stops the run before it is applied. Does not know slabs, rings, publishin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,24 +21,14 @@ from headrace.clock import now_s
 from headrace.envs.seeds import Purpose, sequence
 from headrace.errors import UsageError
 from headrace.learning.adam import Adam
-from headrace.learning.advantages import gae, vtrace
+from headrace.learning.advantages import Targets, advantages
 from headrace.learning.algorithm import Moment, count_of
 from headrace.learning.batch import Array, Batch, complete, flat_rows
 from headrace.learning.closed_form import ClosedFormGradients, Evaluators, supports
 from headrace.learning.config import PpoConfig, schedule
+from headrace.learning.late import late_targets
 from headrace.learning.ppo_loss import AutogradGradients, Coefficients, Gradients, Rows, Terms
-from headrace.policies.policy import Evaluator
 from headrace.weights.flat import FlatParameters
-
-
-class Targets(NamedTuple):
-    """What PPO trains on, [T, N]: advantages, value targets, and the policy that ratios are clipped against."""
-
-    advantage: Array
-    returns: Array
-    log_prob: Array
-    weight: Array
-    value: Array | None = None  # what clip_range_vf clips around; None: the batch's own
 
 
 class Ppo:
@@ -81,20 +70,10 @@ class Ppo:
         `is_present` says that the module's weights are that version's.
         """
         config = self._config
-        arrays = (batch.reward, batch.value, batch.bootstrap_value, batch.terminated, batch.truncated, batch.valid)
-        discounts = (config.gamma, config.gae_lambda)
         if config.late == "reject" or (is_present and int(batch.version.min()) >= version):
-            advantage, returns = gae(*arrays, batch.last_value, *discounts)
+            advantage, returns = advantages(batch, config)
             return Targets(advantage, returns, batch.log_prob, np.ones_like(batch.log_prob))
-        now = seen_by(batch, self._evaluators.of(self._flat.module))
-        log_ratio = now.log_prob - batch.log_prob
-        if config.late == "weight":
-            advantage, returns = gae(*arrays, batch.last_value, *discounts)
-            weight = np.exp(np.minimum(log_ratio, np.log(np.float32(config.late_clip))))
-            return Targets(advantage, returns, now.log_prob, weight, now.value)
-        values = (batch.reward, now.value, now.bootstrap_value, batch.terminated, batch.truncated, batch.valid)
-        advantage, returns = vtrace(*values, now.last_value, *discounts, log_ratio, config.late_clip)
-        return Targets(advantage, returns, now.log_prob, np.ones_like(batch.log_prob), now.value)
+        return late_targets(batch, self._evaluators.of(self._flat.module), config)
 
     def epochs(self, batch: Batch, targets: Targets, update: int, progress_remaining: float) -> dict[str, float]:
         """All epochs over one batch."""
@@ -143,6 +122,9 @@ class Ppo:
         self._adam.restore(tensors)
 
 
+build = Ppo
+
+
 def shuffling(seed: int, update: int) -> np.random.Generator:
     """The generator that orders an update's minibatches."""
     return np.random.Generator(np.random.PCG64(sequence(seed, Purpose.MINIBATCH, update)))
@@ -161,20 +143,10 @@ def valid_rows(batch: Batch) -> Array:
     valid = np.flatnonzero(batch.valid)
     if not len(valid):
         raise UsageError(
-            f"n_steps={batch.n_steps}: no row of the rollout holds a step (all environments were being reset); "
-            f"use more rows"
+            f"n_steps={batch.n_steps}: no row of the rollout holds a step (all environments were being reset, or "
+            f"all episodes were dropped); use more rows"
         )
     return valid
-
-
-def seen_by(batch: Batch, policy: Evaluator) -> Batch:
-    """The batch as the present weights see it; the batch's own numbers stay."""
-    fresh = {
-        name: np.empty_like(getattr(batch, name)) for name in ("log_prob", "value", "bootstrap_value", "last_value")
-    }
-    seen = replace(batch, version=np.zeros_like(batch.version), **fresh)
-    complete(seen, lambda version: policy)
-    return seen
 
 
 def spread(module: nn.Module) -> dict[str, float]:

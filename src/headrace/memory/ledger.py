@@ -56,6 +56,11 @@ class Ledger:
                 f"the ledger does not balance: produced {self.produced}, accounted for {self.settled}: {self.encode()}"
             )
 
+    def counts(self) -> dict[str, int]:
+        """What is shown of it."""
+        kinds = {"produced": self.produced, "consumed": self.consumed, "rejected": self.rejected}
+        return kinds | {"discarded": sum(self.discarded.values())}
+
     @property
     def settled(self) -> int:
         """Steps whose fate is known."""

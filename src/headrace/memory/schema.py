@@ -19,6 +19,8 @@ import numpy as np
 
 from headrace.memory.spaces import Space, leaves_of, shape_of
 
+DROPPED_END, DROPPED = -1, -2
+"""`step` of the invalid rows of a dropped episode: of its last row, and of those before it. Others count from 0."""
 ALIGNMENT = 64  # one cache line: no field shares a line with another one's writer
 
 

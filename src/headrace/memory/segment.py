@@ -3,13 +3,15 @@
 Heap and shared memory give the same thing, a writable buffer. A shared segment is a file in /dev/shm, 0600, with its
 creator's process id and an unguessable number in its name. It is reserved in full when created: tmpfs hands out pages
 on first touch, and running out later would be a SIGBUS. The name is registered with multiprocessing's resource tracker,
-which removes it should the creator be killed. The mapping, and one descriptor, live as long as there is a view of it
-(SharedMemory refuses to close then).
+which removes it should the creator be killed. Should the tracker be killed, Python starts another one that knows no
+name: `keep_names_registered`. If both are killed together, the name stays in /dev/shm until somebody removes it.
+The mapping, and one descriptor, live as long as there is a view of it (SharedMemory refuses to close then).
 Does not know what lies in the bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import secrets
@@ -19,8 +21,10 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.errors import HeadraceError
+from headrace.safe_path import safe_path
 
 _DIRECTORY = Path("/dev/shm")
+_names: set[str] = set()  # of the segments that this process has created and not unlinked
 
 
 class Segment(Protocol):
@@ -63,7 +67,8 @@ class SharedSegment:
         if 0 < whole.f_blocks * whole.f_frsize < size_bytes:
             raise _no_room(size_bytes)
         name = f"headrace-{os.getpid()}-{secrets.token_hex(8)}"  # a list of /dev/shm shows whose it is
-        resource_tracker.register(f"/{name}", "shared_memory")  # first: a kill in between leaves nothing
+        _names.add(name)
+        keep_names_registered()  # first: a kill in between leaves nothing
         try:
             descriptor = os.open(_DIRECTORY / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
@@ -84,6 +89,13 @@ class SharedSegment:
         finally:
             os.close(descriptor)
 
+    @staticmethod
+    def open_at(name: str, offset: int) -> int:
+        """A descriptor that writes there: for what writes to files only, such as faulthandler."""
+        descriptor = os.open(_DIRECTORY / name, os.O_WRONLY | os.O_CLOEXEC)
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return descriptor
+
     def unlink(self) -> None:
         """Remove the name; only the creator does, once or more often. Views stay readable."""
         if self._finalizer is not None:
@@ -98,7 +110,17 @@ def _remove_own(name: str, creator: int) -> None:
 
 def _remove(name: str) -> None:
     (_DIRECTORY / name).unlink(missing_ok=True)
+    keep_names_registered()  # a tracker that does not know the name would complain
+    _names.discard(name)
     resource_tracker.unregister(f"/{name}", "shared_memory")
+
+
+def keep_names_registered() -> None:
+    """Give the resource tracker the names of this process's segments; one that was killed is started again."""
+    with safe_path(), contextlib.suppress(UserWarning):  # "died unexpectedly", where warnings are errors: it comes once
+        resource_tracker.ensure_running()
+    for name in tuple(_names):
+        resource_tracker.register(f"/{name}", "shared_memory")
 
 
 def _no_room(size_bytes: int) -> HeadraceError:

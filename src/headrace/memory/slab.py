@@ -1,15 +1,15 @@
 """The slab: one rollout of T rows of a shard, a struct of arrays over one contiguous block.
 
-    [ header: 3 cache lines ][ field ][ field ] ...       the same bytes on the heap and in shared memory
+    [ header: 4 cache lines ][ field ][ field ] ...       the same bytes on the heap and in shared memory
 
 The header has one writer per word: line 0 (what lies here) and line 1 (for whom) are written by the owner of the ring
-when it leases the slab, line 2 by the actor that fills it. The commit word holds the fence of the lease that filled the
-slab; the reader compares it with the fence it granted, so a writer whose lease was taken away can't pass its slab off
-as new.
+when it leases the slab, lines 2 and 3 by the actor that fills it. The commit word holds the fence of the lease that
+filled the slab; the reader compares it with the fence it granted, so a writer whose lease was taken away can't pass its
+slab off as new.
 
 A fresh lease is poisoned (NaN, 0xA5): a field that nobody wrote is seen at once. Final observations are not: they
 are read only as far as `final_count`, and most of that memory is never touched.
-Does not know who may write: that is ring_state.
+Does not know who may write: that is the ring's state.
 """
 
 from __future__ import annotations
@@ -43,9 +43,20 @@ class Word(IntEnum):
     FINAL_COUNT = 2 * _WORDS_PER_LINE + 1
     STARTED_NS = 2 * _WORDS_PER_LINE + 2
     COMMITTED_NS = 2 * _WORDS_PER_LINE + 3
+    ENV_NS = 2 * _WORDS_PER_LINE + 4  # where the actor's time went: environments, inference, copying,
+    INFERENCE_NS = 2 * _WORDS_PER_LINE + 5
+    COPY_NS = 2 * _WORDS_PER_LINE + 6
+    IDLE_NS = 2 * _WORDS_PER_LINE + 7  # and waiting for the order
+    CLAMPED = 3 * _WORDS_PER_LINE  # what there is to report of the environments: steps that were clamped,
+    DROPPED_EPISODES = 3 * _WORDS_PER_LINE + 1
+    DROPPED_STEPS = 3 * _WORDS_PER_LINE + 2
+    MENDED_ENV = 3 * _WORDS_PER_LINE + 3  # the first of these places: position in the shard, episode, step
+    MENDED_EPISODE = 3 * _WORDS_PER_LINE + 4
+    MENDED_STEP = 3 * _WORDS_PER_LINE + 5
+    OUTSIDE = 3 * _WORDS_PER_LINE + 6  # whether an observation lies outside of its space
 
 
-HEADER_BYTES = 3 * ALIGNMENT
+HEADER_BYTES = 4 * ALIGNMENT
 
 
 class Row(NamedTuple):
@@ -139,6 +150,7 @@ class Slab:
             else:
                 array.reshape(-1).view(np.uint8).fill(0xA5)
         self.header[Word.FINAL_COUNT] = 0
+        self.header[Word.CLAMPED :] = 0
 
     def commit(self, fence: int, committed_ns: int) -> None:
         """The actor's last word: everything before it was written under the lease with this fence."""

@@ -91,6 +91,23 @@ def bounds(space: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     return _bound(space, space.low), _bound(space, space.high)
 
 
+def made_up(space: Space, rng: np.random.Generator, count: int, from_zero: bool = False) -> npt.NDArray[Any]:
+    """Rows that lie in the space; choices as the environment has them, or as slabs do (`from_zero`)."""
+    shape = (count, *shape_of(space))
+    match space:
+        case Box():
+            low, high = (
+                np.clip(bound.astype(np.float64), -3, 3) if space.dtype != "uint8" else bound for bound in bounds(space)
+            )
+            return rng.uniform(low, high, shape).astype(space.dtype)
+        case Discrete():
+            return (rng.integers(0, space.n, shape) + (0 if from_zero else space.start)).astype(space.dtype)
+        case MultiBinary():
+            return rng.integers(0, 2, shape).astype(space.dtype)
+    start = np.asarray(space.start).reshape(space.shape) * (not from_zero)
+    return np.asarray(start + rng.integers(0, np.asarray(space.nvec).reshape(space.shape), shape), space.dtype)
+
+
 def encode(space: Space) -> dict[str, Any]:
     """The space as JSON; bounds keep their infinities as strings."""
     return {"kind": type(space).__name__} | {

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headrace.errors import UsageError
-from headrace.memory.spaces import Box, Discrete, MultiDiscrete, Space, shape_of, size_of
+from headrace.memory.spaces import Box, Discrete, MultiDiscrete, Space, bounds, shape_of, size_of
 from headrace.policies.config import PolicyConfig
 from headrace.policies.distributions import DiagonalGaussian, distribution_for
 from headrace.policies.policy import Evaluation, Policy, require_policy
@@ -105,6 +105,7 @@ class CnnPolicy(nn.Module):
             raise UsageError(f"CnnPolicy: expected a uint8 image of 3 axes, got {observation}; use MlpPolicy")
         shape = shape_of(observation)
         self._channels_last = shape[-1] < shape[0]
+        self._scale = ImageScale(observation)
         channels, *plane = (shape[-1], *shape[:-1]) if self._channels_last else shape
         if min(plane) < 36:
             raise UsageError(
@@ -140,8 +141,9 @@ class CnnPolicy(nn.Module):
         return value
 
     def _encode(self, obs: Tensor) -> Tensor:
-        x = obs.permute(0, 3, 1, 2) if self._channels_last else obs
-        return F.relu(self.features(self._convolve(x.to(torch.float32) / 255.0)))
+        x = self._scale(obs)
+        x = x.permute(0, 3, 1, 2) if self._channels_last else x
+        return F.relu(self.features(self._convolve(x)))
 
     def _convolve(self, x: Tensor) -> Tensor:
         for layer in self.convolutions:
@@ -149,13 +151,33 @@ class CnnPolicy(nn.Module):
         return x.flatten(1)
 
 
+class ImageScale(nn.Module):
+    """uint8 images to 0..1 by the bounds of their space: most are divided by 255, masks of 0 and 1 stay as they are."""
+
+    low: Tensor
+    span: Tensor
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        assert isinstance(space, Box)
+        low, high = (torch.from_numpy(one.astype("float32")) for one in bounds(space))
+        self._is_usual = bool((low == 0).all() and (high == 255).all())
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("span", torch.where(high > low, high - low, 1.0), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[N, ...] as float32."""
+        x = images.to(torch.float32)
+        return x / 255.0 if self._is_usual else (x - self.low) / self.span
+
+
 class VectorEncoder(nn.Module):
-    """Raw observations to a flat float32 vector: choices one-hot, uint8 images divided by 255."""
+    """Raw observations to a flat float32 vector: choices one-hot, uint8 images scaled by their bounds."""
 
     def __init__(self, observation: Space) -> None:
         super().__init__()
         self._space = observation
-        self._is_image = is_image(observation)
+        self._scale = ImageScale(observation) if is_image(observation) else None
         self.is_vector = isinstance(observation, Box) and len(observation.shape) == 1 and observation.dtype == "float32"
         match observation:
             case Discrete():
@@ -177,12 +199,12 @@ class VectorEncoder(nn.Module):
                 return torch.cat([F.one_hot(c, n) for c, n in zip(columns.unbind(-1), nvec, strict=True)], -1).to(
                     torch.float32
                 )
-        x = obs.reshape(obs.shape[0], -1).to(torch.float32)
-        return x / 255.0 if self._is_image else x
+        x = obs.to(torch.float32) if self._scale is None else self._scale(obs)
+        return x.reshape(obs.shape[0], -1)
 
 
 def is_image(space: Space) -> bool:
-    """A uint8 Box of three axes over 0..255."""
+    """A uint8 Box of three axes."""
     return isinstance(space, Box) and len(space.shape) == 3 and space.dtype == "uint8"
 
 

@@ -2,12 +2,12 @@
 many neighbours it has, where it lies, or which worker asks. Pure; imports no torch.
 
 Matrix libraries choose other kernels for very small batches, which is why a tile has at least 4 rows. Whether a policy
-really is invariant on this machine is tested at start-up (inference/local).
+really is invariant on this machine is tested at start-up (inference/self_test).
 """
 
 from __future__ import annotations
 
-SMALLEST_TILE = 4
+SMALLEST_TILE, LARGEST_TILE = 4, 64
 
 
 def spans(n_rows: int, tile: int) -> list[tuple[int, int]]:

@@ -1,95 +1,119 @@
-"""A child process with a line to its parent: started, spoken to, ended.
+"""A child process with a line to its parent: started, given work, ended.
 
-    parent: Child.start(name, target, payload) -> line.send(bytes) · hang_up · end          child: target(line, payload)
+    parent: Child.spawn(name) -> assign(target, payload) -> line.send(bytes) · hang_up · end
+    child:  import -> target(line, payload) -> the end, or the next assignment
 
-The child watches a second pipe that never carries anything: it closes when the parent dies, however it dies, and with a
-fork server getppid() would not tell. Ctrl-C reaches the parent alone; children end when it hangs up.
-Does not know what is said over the line (runtime/line waits for that).
+A child that has imported everything and has no assignment yet is a warm spare (runtime/standby). It ends with its
+parent, and with it what it has spawned (runtime/life). Ctrl-C reaches the parent alone; children end when it hangs up.
+A process is watched by a pidfd: nothing but its own end makes that ready. Does not know what is said over the line
+(runtime/line waits for that), nor the fork server (runtime/fork_server makes a Child of what that has forked).
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import multiprocessing
 import os
 import signal
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import cloudpickle
 
+from headrace.memory.segment import keep_names_registered
+from headrace.runtime.life import Life, bind, keep_from_forks
 from headrace.runtime.line import Line
+from headrace.safe_path import VARIABLE as SAFE_PATH
+from headrace.safe_path import safe_path
 
 Target = Callable[[Line, Any], None]
-START_METHODS = ("forkserver", "spawn")
-_PARENT_DIED = 87  # exit code of a child whose parent is gone
 
 
 class Child:
     """The parent's end: one process and the line to it."""
 
-    def __init__(self, name: str, process: Any, connection: Connection[Any, Any], life: Connection[Any, Any]) -> None:
-        self.name = name
-        self.pid, self.sentinel = int(process.pid), int(process.sentinel)
-        self.line = Line(connection)
-        self._process = process
+    def __init__(self, name: str, pid: int, pidfd: int, reap: Callable[[], int | None], line: Line, life: Life) -> None:
+        self.name, self.pid, self.line = name, pid, line
+        self.sentinel = pidfd
+        self._reap = reap  # called once the process has ended; its exit code, None if that is lost
         self._life = life
+        self._has_ended = False
         self._exit_code: int | None = None
+        keep_from_forks(line.connection)
 
     @classmethod
-    def start(
-        cls, name: str, target: Target, payload: Any, method: str = "forkserver", preload: Sequence[str] = ()
-    ) -> Child:
-        """Start a process that runs target(line, payload); the payload may hold lambdas and closures.
+    def spawn(cls, name: str, preload: Sequence[str] = ()) -> Child:
+        """A new interpreter, which then imports `preload`. Does not wait for it.
 
-        A fork server has imported `preload` before its first child. The caller's script is not run again in the child,
-        so it needs no `if __name__ == "__main__"`: what the payload takes from it goes along by value.
+        The caller's script is not run again in the child, so it needs no `if __name__ == "__main__"`.
         """
-        context: Any = multiprocessing.get_context(method)
-        if method == "forkserver":
-            context.set_forkserver_preload(list(preload))
+        keep_names_registered()  # the child is given the resource tracker's pipe, which has to be that of a living one
+        context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        watched, life = context.Pipe(duplex=False)
-        blob = cloudpickle.dumps((target, payload))
-        process = context.Process(target=_run, args=(theirs, watched, blob), name=name, daemon=True)
+        life = Life()
+        arguments = (theirs, life.read_end, tuple(preload), bool(os.environ.get(SAFE_PATH)))
+        process = context.Process(target=run, args=arguments, name=name, daemon=True)
         try:
-            with _another_main():
+            with _another_main(), _beginning():
                 process.start()
+            assert process.pid is not None
+            pidfd = os.pidfd_open(process.pid)
         except BaseException:
-            for connection in (ours, life):
-                connection.close()
+            ours.close()
+            life.end()
             raise
         finally:
             theirs.close()
-            watched.close()
-        return cls(name, process, ours, life)
+
+        def reap() -> int | None:
+            process.join()
+            exit_code = process.exitcode
+            process.close()
+            return exit_code
+
+        return cls(name, process.pid, pidfd, reap, Line(ours), life)
+
+    def assign(self, target: Target, payload: Any, is_last: bool = True) -> None:
+        """Have it run target(line, payload) when it is done with what it does now, and then end, if that is the last.
+
+        The payload may hold lambdas and closures, and what it takes from the caller's script goes along by value.
+        """
+        self.line.send(cloudpickle.dumps((target, payload, is_last)))
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone, also if a process that inherited its sentinel lives on."""
-        return self._exit_code is not None or self._process.exitcode is not None
+        """Whether the process is gone."""
+        return self._has_ended or bool(wait([self.sentinel], 0))
 
     def hang_up(self) -> None:
         """Close the line: the child ends when it next listens."""
         self.line.connection.close()
 
-    def end(self, timeout_s: float) -> int:
-        """See that it ends: wait, then SIGKILL. Returns its exit code."""
-        if self._exit_code is not None:
-            return self._exit_code
-        self.line.connection.close()
-        self._process.join(timeout_s)
-        if self._process.exitcode is None:
-            self._process.kill()
-        self._process.join()
-        self._exit_code = int(self._process.exitcode)
-        self._process.close()
-        self._life.close()
+    def kill(self) -> None:
+        """SIGKILL, if it is not gone yet; does not wait for its end."""
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, and nobody else: a process that is gone gets none."""
+        with contextlib.suppress(ProcessLookupError):
+            if not self._has_ended:
+                signal.pidfd_send_signal(self.sentinel, number)
+
+    def end(self, timeout_s: float) -> int | None:
+        """See that it ends, and all that it has spawned: wait, then SIGKILL. Its exit code; None if that is lost."""
+        if not self._has_ended:
+            self.line.connection.close()
+            if not wait([self.sentinel], timeout_s):
+                self.kill()
+                wait([self.sentinel])
+            self._life.end()
+            self._has_ended, self._exit_code = True, self._reap()
+            os.close(self.sentinel)
         return self._exit_code
 
 
@@ -104,18 +128,36 @@ def _another_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _run(connection: Connection[Any, Any], watched: Connection[Any, Any], blob: bytes) -> None:
-    """The child's first function."""
+@contextlib.contextmanager
+def _beginning() -> Iterator[None]:
+    """What Python starts now does not search the working directory, and begins with SIGINT blocked.
+
+    A Ctrl-C in its first moments would be a traceback.
+    """
+    with safe_path():
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def run(
+    connection: Connection[Any, Any], read_end: Connection[Any, Any], preload: Sequence[str], keeps_safe_path: bool
+) -> None:
+    """The child's first function: bound to its parent before anything else is done."""
+    bind(read_end)
+    os.set_inheritable(connection.fileno(), False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if not keeps_safe_path:
+        os.environ.pop(SAFE_PATH, None)  # what an environment starts finds its modules as ever
     faulthandler.enable()
-    threading.Thread(target=_end_with_parent, args=(watched,), name="parent-watch", daemon=True).start()
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # envs may have children
-    target, payload = cloudpickle.loads(blob)
-    target(Line(connection), payload)
-
-
-def _end_with_parent(watched: Connection[Any, Any]) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        watched.recv_bytes()
-    os._exit(_PARENT_DIED)
+    multiprocessing.current_process().daemon = False  # environments may have children
+    for name in preload:
+        importlib.import_module(name)
+    line, is_last = Line(connection), False
+    while not is_last and (blob := line.receive()) is not None:
+        target, payload, is_last = cloudpickle.loads(blob)
+        target(line, payload)

@@ -1,16 +1,19 @@
 """Which workers live, which are replaced, and when to give up: decided in plain data. No process, no clock, no RL.
 
-    Ready · Beat · Done · Left · Died · Tick  ──handle(event, now_s)──>  Start · Kill · Lost · GiveUp
+    Ready · Beat · Done · Left · Retired · Died · Tick  ──handle(event, now_s)──>  Start · Kill · Lost · GiveUp
 
-A worker is starting, ready, or gone. One that dies is lost (its work goes to another) and started again. Deaths without
-a result in between are counted: a worker that never gets anything done is given up, and the run with it.
+A worker is starting, ready, or gone. One that dies is lost (its work goes to another) and started again; one that was
+retired is started again, and nothing of it is lost. A worker that shows no progress for longer than its patience is
+killed. A crash loop is given up, and the run with it: start-ups in a row without a result, or deaths of ready workers
+at one and the same place. Deaths elsewhere, with results in between, are no loop, however many.
 The same machine serves worker processes of environments and workers of LLM agents. Whoever owns the processes feeds it
 what it sees and carries out what comes back, in order; a Start may be carried out later, when its place is free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,6 +31,8 @@ class Beat:
 
     worker: int
     note: object = None
+    patience_s: float | None = None
+    """How long the next sign may take, also while it is starting. None: as long as the limits say."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,20 @@ class Left:
 
 
 @dataclass(frozen=True)
+class Retired:
+    """A worker has ended as it should, to be replaced by a fresh one."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
 class Died:
     """A worker is gone, and nothing of it is left: it has been reaped, or its line is closed for good."""
 
     worker: int
     how: str
+    place: Hashable = None
+    """Where in its work it was; None if that is not known, or not to blame."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ class GiveUp:
     has_begun: bool = True
 
 
-Event = Ready | Beat | Done | Left | Died | Tick
+Event = Ready | Beat | Done | Left | Retired | Died | Tick
 Instruction = Start | Kill | Lost | GiveUp
 
 
@@ -99,7 +113,9 @@ class RestartLimits:
     """When a death is one too many. None: no limit."""
 
     fruitless: int | None = 5
-    """Deaths of one worker in a row without a finished piece of work."""
+    """Lives of one worker in a row that ended without a finished piece of work; at 0 no death is allowed."""
+    same_place: int | None = 3
+    """Deaths of ready workers at the same place."""
     first_starts: int = 1
     """Attempts to bring a worker up for the first time."""
     needs_all: bool = True
@@ -124,8 +140,10 @@ class Phase(Enum):
 class _Worker:
     phase: Phase = Phase.GONE
     has_been_ready: bool = False
-    fruitless: int = 0
+    has_worked: bool = False  # in this life
+    fruitless: int = 0  # lives before this one
     beat_s: float = 0.0
+    patience_s: float | None = None
     note: object = None
     is_condemned: bool = False  # Kill was said; say it once
 
@@ -138,6 +156,7 @@ class SupervisorState:
         self._limits = limits or RestartLimits()
         self._launched_s = 0.0
         self._is_over = False
+        self._deaths_at: Counter[Hashable] = Counter()
         self.restarts = 0
 
     def launch(self, now_s: float) -> list[Start]:
@@ -159,15 +178,17 @@ class SupervisorState:
         if isinstance(event, Left):
             worker.phase = Phase.GONE
             return ()
+        if isinstance(event, Retired):
+            return self._fresh(event.worker) if worker.phase is not Phase.GONE else ()
         if worker.phase is Phase.GONE:
             return ()  # the last words of one that was given up
         worker.beat_s = now_s
         if isinstance(event, Ready):
-            worker.phase, worker.has_been_ready, worker.is_condemned = Phase.READY, True, False
+            worker.phase, worker.has_been_ready = Phase.READY, True
         elif isinstance(event, Done):
-            worker.fruitless = 0
+            worker.has_worked = True
         else:
-            worker.note = event.note
+            worker.note, worker.patience_s = event.note, event.patience_s
         return ()
 
     def phase(self, worker: int) -> Phase:
@@ -186,6 +207,10 @@ class SupervisorState:
         """Whether it ever came up."""
         return self._workers[worker].has_been_ready
 
+    def has_worked(self, worker: int) -> bool:
+        """Whether it has finished something since it was last started."""
+        return self._workers[worker].has_worked
+
     @property
     def has_begun(self) -> bool:
         """Whether any worker ever came up."""
@@ -193,21 +218,31 @@ class SupervisorState:
 
     def _died(self, event: Died) -> Sequence[Instruction]:
         worker, limits = self._workers[event.worker], self._limits
-        worker.fruitless += 1
+        worker.fruitless = 0 if worker.has_worked else worker.fruitless + 1
         is_needed = not worker.has_been_ready and (limits.needs_all or not self.has_begun)
         if is_needed and worker.fruitless >= limits.first_starts:
             return self._give_up(event.worker, f"worker {event.worker} died before it was ready: {event.how}")
-        if limits.fruitless is not None and worker.fruitless > limits.fruitless:
-            return self._give_up(
-                event.worker,
-                f"worker {event.worker} died {worker.fruitless} times without a result, last: {event.how}",
-            )
+        if limits.fruitless is not None and worker.fruitless >= limits.fruitless:
+            lives = f"was started {worker.fruitless} times in a row without a result" if worker.fruitless else "died"
+            return self._give_up(event.worker, f"worker {event.worker} {lives}, last: {event.how}")
+        if worker.phase is Phase.READY and event.place is not None:  # one that starts may be killed there for years
+            self._deaths_at[event.place] += 1
+            times = self._deaths_at[event.place]
+            if limits.same_place is not None and times >= limits.same_place:
+                return self._give_up(
+                    event.worker, f"worker {event.worker} was lost {times} times at the same place, last: {event.how}"
+                )
         if limits.restarts is not None and self.restarts >= limits.restarts:
             return self._give_up(event.worker, f"workers keep dying: {self.restarts} were started again")
         lost = Lost(event.worker, event.how, worker.note)
-        worker.phase, worker.note, worker.is_condemned = Phase.STARTING, None, False
         self.restarts += 1
-        return (lost, Start(event.worker))
+        return (lost, *self._fresh(event.worker))
+
+    def _fresh(self, index: int) -> Sequence[Instruction]:
+        old = self._workers[index]
+        fruitless = 0 if old.has_worked else old.fruitless
+        self._workers[index] = _Worker(Phase.STARTING, old.has_been_ready, fruitless=fruitless)
+        return (Start(index),)
 
     def _tick(self, now_s: float) -> Sequence[Instruction]:
         limits = self._limits
@@ -215,10 +250,14 @@ class SupervisorState:
             return self._give_up(None, f"no worker came up within {limits.start_s:g} s")
         silent = []
         for index, worker in enumerate(self._workers):
-            is_late = limits.silent_s is not None and now_s - worker.beat_s > limits.silent_s
-            if worker.phase is Phase.READY and is_late and not worker.is_condemned:
+            limit_s, quiet_s = worker.patience_s, now_s - worker.beat_s
+            if limit_s is None and worker.phase is Phase.READY:
+                limit_s = limits.silent_s
+            if limit_s is None or quiet_s <= limit_s or worker.phase is Phase.GONE:
+                continue
+            if not worker.is_condemned:
                 worker.is_condemned = True
-                silent.append(Kill(index, f"gave no sign of life for {now_s - worker.beat_s:.0f} s"))
+                silent.append(Kill(index, f"gave no sign of life for {quiet_s:.1f} s (limit {limit_s:.3g} s)"))
         return silent
 
     def _give_up(self, worker: int | None, why: str) -> Sequence[Instruction]:

@@ -19,9 +19,11 @@ import os
 import struct
 import time
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+from headrace.files import read_lines, size_limit
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ Record: TypeAlias = dict[str, float]
 TagStyle: TypeAlias = Literal["sb3", "cleanrl", "both"]
 
 STEP_TAG = "time/total_timesteps"
+MAX_METRICS_BYTES = 64 << 20
+_MAX_RECORD_BYTES = 1 << 20
 
 # SB3's tag -> (CleanRL's tag, factor). SB3 logs negative entropy and the mean squared error of values; CleanRL logs
 # positive entropy and half that error.
@@ -68,15 +72,18 @@ def read_records(path: Path) -> list[Record]:
     """The records of a metrics.jsonl; a null (NaN or Inf when written) comes back as NaN.
 
     A line torn by a crash is skipped. A run resumed from a checkpoint writes some steps a second time: the later
-    record wins, so steps in the answer only rise.
+    record wins, so steps in the answer only rise. Of a file beyond MAX_METRICS_BYTES every second, third ... record is
+    read, so that a long run still has a report and a file from elsewhere can't fill the memory.
     """
     records: list[Record] = []
-    if not path.exists():
+    try:
+        every = os.lstat(path).st_size // size_limit(MAX_METRICS_BYTES) + 1
+    except FileNotFoundError:
         return records
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in islice(read_lines(path, _MAX_RECORD_BYTES), None, None, every):
         try:
             loaded = json.loads(line)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # not UTF-8, either
             continue
         if not isinstance(loaded, dict):
             continue

@@ -61,15 +61,16 @@ class RolloutView:
         """The tiny model is being taught."""
         self._show(f"teaching the tiny model: {done} of {total} steps")
 
-    def update(self, group: object, told: _Statistics, choice: object) -> None:
+    def update(self, group: object, statistics: _Statistics, choice: object) -> None:
         """A group came back."""
         self._done += len(getattr(group, "episodes", ()))
         share = self._done / self._episodes if self._episodes else 1.0
-        seconds = max(told.seconds, 1e-9)
+        seconds = max(statistics.seconds, 1e-9)
         bar = "━" * round(20 * share) + "─" * (20 - round(20 * share))
         self._show(
-            f"{bar} {self._done:,} / {self._episodes:,} episodes  {told.turns / seconds:,.0f} turns/s  "
-            f"{told.tokens / seconds:,.0f} tokens/s  batch {told.engine.batch_mean:.1f}  {told.failed} groups failed"
+            f"{bar} {self._done:,} / {self._episodes:,} episodes  {statistics.turns / seconds:,.0f} turns/s  "
+            f"{statistics.tokens / seconds:,.0f} tokens/s  batch {statistics.engine.batch_mean:.1f}  "
+            f"{statistics.failed} groups failed"
         )
 
     def summary(self, metrics: Mapping[str, float]) -> None:

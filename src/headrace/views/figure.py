@@ -1,6 +1,6 @@
 """The six pictures of a run: return, speed, losses, KL, entropy, and where the time went.
 
-    records ──> draw_figure(theme) ──> PNG bytes
+    records ──> draw_figure ──> PNG bytes
 
 Drawn straight on matplotlib's Agg canvas: no pyplot, no global state, no display. Import this file only to draw, it
 brings matplotlib. A number that is missing, null or infinite leaves a gap, a panel without numbers says so.
@@ -37,7 +37,7 @@ _SMOOTHED_FROM = 60  # points; below it a running mean says no more than the lin
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of one figure. `phases` are in the order of PHASES: collect in blues, learn in oranges."""
+    """Colours of the figure. `phases` are in the order of PHASES: collect in blues, learn in oranges."""
 
     background: str
     text: str
@@ -48,6 +48,7 @@ class Theme:
     phases: tuple[str, ...]
 
 
+# On a dark page the picture is shown with its lightness turned around (page): drawing a second one would cost a second.
 LIGHT = Theme(
     background="#ffffff",
     text="#1c2430",
@@ -56,15 +57,6 @@ LIGHT = Theme(
     first="#2563b8",
     second="#c2570c",
     phases=("#1f5fa8", "#5c9bd6", "#b3d3ee", "#f7c99b", "#fbe3c8", "#dd7f26", "#9aa3b2", "#d5dae2"),
-)
-DARK = Theme(
-    background="#161b22",
-    text="#e6eaf0",
-    muted="#98a2b3",
-    grid="#2a313c",
-    first="#6cb0ff",
-    second="#ff9f5a",
-    phases=("#3f83cf", "#79b4ea", "#c0dcf5", "#f3c795", "#fae6cf", "#e08a3c", "#8b95a5", "#4a5361"),
 )
 
 
@@ -81,7 +73,8 @@ _PAIRS: tuple[tuple[str, _Curve, _Curve], ...] = (
 )
 
 
-def draw_figure(records: Sequence[Record], theme: Theme, title: str) -> bytes:
+def draw_figure(records: Sequence[Record], title: str, theme: Theme = LIGHT) -> bytes:
+    """A second of CPU, most of it for laying out text."""
     with mpl.rc_context(_style(theme)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a run's name may hold any character
         layout = ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.14)

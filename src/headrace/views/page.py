@@ -1,6 +1,6 @@
 """The HTML of a report: one file, nothing to fetch, light and dark.
 
-    Page (plain strings and two PNGs) ──> render_page ──> HTML text
+    Page (plain strings and a PNG) ──> render_page ──> HTML text
 
 Every string is escaped here, in one place, on its way into the page; callers pass plain text. A content policy in the
 page forbids scripts and the network, so a name that slipped through could still do nothing.
@@ -25,12 +25,11 @@ class Page:
     results: Pairs
     config: Pairs
     versions: Pairs
-    light_png: bytes
-    dark_png: bytes
+    png: bytes | None  # None: not drawn, and `no_png` says how to
+    no_png: str = ""
 
 
 def render_page(page: Page) -> str:
-    light, dark = (f"data:image/png;base64,{b64encode(png).decode()}" for png in (page.light_png, page.dark_png))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -52,10 +51,7 @@ def render_page(page: Page) -> str:
 </section>
 <p class="reading">{escape(page.reading)}</p>
 <section class="panel figure">
-<picture>
-<source srcset="{dark}" media="(prefers-color-scheme: dark)">
-<img src="{light}" alt="Episode return, steps per second, losses, KL, entropy and time split over environment steps">
-</picture>
+{_figure(page)}
 </section>
 <section class="panel">
 <h2>Result</h2>
@@ -67,6 +63,13 @@ def render_page(page: Page) -> str:
 </body>
 </html>
 """
+
+
+def _figure(page: Page) -> str:
+    if page.png is None:
+        return f'<p class="none">{escape(page.no_png)}</p>'
+    alt = "Episode return, steps per second, losses, KL, entropy and time split over environment steps"
+    return f'<img src="data:image/png;base64,{b64encode(page.png).decode()}" alt="{alt}">'
 
 
 def _cards(pairs: Pairs) -> str:
@@ -126,5 +129,9 @@ details td { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospa
 summary { cursor: pointer; }
 .amount { margin-left: 8px; color: var(--muted); font-size: 13px; }
 .none { margin: 10px 0 0; color: var(--muted); }
+@media (prefers-color-scheme: dark) {
+  .figure { background: #171717; }
+  .figure img { filter: invert(0.91) hue-rotate(180deg); }
+}
 @media (max-width: 600px) { main { padding: 24px 14px 40px; } th { width: 42%; } }
 """

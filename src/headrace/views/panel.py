@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING
 from headrace.views.number_format import count, decimal, duration, size, whole
 from headrace.views.process_usage import Usage
 from headrace.views.progress import Progress
-from headrace.views.text_layout import GAP, LABEL_STYLE, TITLE_STYLE, UNICODE, Glyphs, Line, beside, boxed, row, tiled
+from headrace.views.text_layout import (
+    GAP,
+    LABEL_STYLE,
+    TITLE_STYLE,
+    UNICODE,
+    Glyphs,
+    TextLine,
+    beside,
+    boxed,
+    row,
+    tiled,
+)
 from headrace.views.time_split import PHASES, group_percentages
 
 if TYPE_CHECKING:
@@ -65,14 +76,14 @@ def render_panel(
         right_width = max(_MIN_RIGHT_WIDTH, rest // 2)
         middle_width = rest - right_width
         middle = _time_split(progress, middle_width, glyphs)
-        right = [*_losses(progress, right_width, 2, glyphs), Line(), *_ledger(progress, right_width, 2, glyphs)]
+        right = [*_losses(progress, right_width, 2, glyphs), TextLine(), *_ledger(progress, right_width, 2, glyphs)]
         body = beside([(left, _LEFT_WIDTH), (middle, middle_width), (right, right_width)], glyphs)
     else:
         right_width = inner - _LEFT_WIDTH - GAP
         body = beside([(left, _LEFT_WIDTH), (_time_split(progress, right_width, glyphs), right_width)], glyphs)
         num_columns = 4 if width >= 80 else 2
         body += [*_losses(progress, inner, num_columns, glyphs), *_ledger(progress, inner, num_columns, glyphs)]
-    lines = [_facts(facts, inner, glyphs), _bar(progress, inner, glyphs), Line(), *body]
+    lines = [_facts(facts, inner, glyphs), _bar(progress, inner, glyphs), TextLine(), *body]
 
     text = Text(no_wrap=True, overflow="crop", end="")
     for line in boxed(lines, title, f"CPU {usage.cpu_percent:.0f}%  {size(usage.memory_bytes)}", width, glyphs):
@@ -83,26 +94,28 @@ def render_panel(
     return text
 
 
-def _facts(facts: Mapping[str, str], width: int, glyphs: Glyphs) -> Line:
+def _facts(facts: Mapping[str, str], width: int, glyphs: Glyphs) -> TextLine:
     """As many whole facts as fit."""
-    line = Line()
+    line = TextLine()
     for name, value in facts.items():
         spans = [("   " if line.spans else "", ""), (f"{name} ", LABEL_STYLE), (value, "")]
-        if line.spans and len(line) + len(Line(*spans)) > width - 2:
+        if line.spans and len(line) + len(TextLine(*spans)) > width - 2:
             line.spans.append((f" {glyphs.ellipsis}", LABEL_STYLE))
             break
         line.spans += spans
     return line
 
 
-def _bar(progress: Progress, width: int, glyphs: Glyphs) -> Line:
+def _bar(progress: Progress, width: int, glyphs: Glyphs) -> TextLine:
     note = f"  {progress.fraction:4.0%}  {progress.steps:,} / {progress.total_timesteps:,} steps"
     length = max(0, width - len(note))
     done = round(progress.fraction * length)
-    return Line((glyphs.bar_done * done, "bold green"), (glyphs.bar_left * (length - done), LABEL_STYLE), (note, ""))
+    return TextLine(
+        (glyphs.bar_done * done, "bold green"), (glyphs.bar_left * (length - done), LABEL_STYLE), (note, "")
+    )
 
 
-def _summary(progress: Progress, uptime_s: float) -> list[Line]:
+def _summary(progress: Progress, uptime_s: float) -> list[TextLine]:
     rows = {
         "steps": whole(progress.steps),
         "steps/s": whole(progress.sps),
@@ -110,10 +123,10 @@ def _summary(progress: Progress, uptime_s: float) -> list[Line]:
         "uptime": duration(uptime_s),
         "remaining": duration(progress.remaining_s),
     }
-    return [Line(("Summary", TITLE_STYLE)), *(row(label, value, _LEFT_WIDTH) for label, value in rows.items())]
+    return [TextLine(("Summary", TITLE_STYLE)), *(row(label, value, _LEFT_WIDTH) for label, value in rows.items())]
 
 
-def _episodes(progress: Progress, glyphs: Glyphs) -> list[Line]:
+def _episodes(progress: Progress, glyphs: Glyphs) -> list[TextLine]:
     latest = progress.latest
     rows = {
         "return": decimal(latest.get("rollout/ep_rew_mean")),
@@ -122,10 +135,10 @@ def _episodes(progress: Progress, glyphs: Glyphs) -> list[Line]:
     }
     if "eval/mean_reward" in latest:
         rows["evaluation"] = decimal(latest["eval/mean_reward"])
-    lines = [Line(("Episodes", TITLE_STYLE)), *(row(label, value, _LEFT_WIDTH) for label, value in rows.items())]
+    lines = [TextLine(("Episodes", TITLE_STYLE)), *(row(label, value, _LEFT_WIDTH) for label, value in rows.items())]
     points = progress.returns.resampled(_LEFT_WIDTH)
     if len(points) >= 2:
-        lines.append(Line((_sparkline(points, glyphs.heights), "green")))
+        lines.append(TextLine((_sparkline(points, glyphs.heights), "green")))
     return lines
 
 
@@ -135,20 +148,20 @@ def _sparkline(points: Sequence[float], heights: str) -> str:
     return "".join(heights[round((point - low) * scale)] for point in points)
 
 
-def _time_split(progress: Progress, width: int, glyphs: Glyphs) -> list[Line]:
-    lines = [Line(("Where the time goes", TITLE_STYLE))]
+def _time_split(progress: Progress, width: int, glyphs: Glyphs) -> list[TextLine]:
+    lines = [TextLine(("Where the time goes", TITLE_STYLE))]
     percentages = progress.percentages
     if not percentages:
-        return [*lines, Line(("not measured yet", LABEL_STYLE))]
+        return [*lines, TextLine(("not measured yet", LABEL_STYLE))]
     for group, group_percentage in group_percentages(percentages).items():
         style = _GROUP_STYLES[group]
         phases = [phase.name for phase in PHASES if phase.group == group]
         if phases != [group]:
-            lines.append(Line((f"{group:<12}", f"bold {style}"), (f"{group_percentage:3d}%", f"bold {style}")))
+            lines.append(TextLine((f"{group:<12}", f"bold {style}"), (f"{group_percentage:3d}%", f"bold {style}")))
         for phase in phases:
             label = phase if phases == [group] else f"  {phase}"
             bar = _filled(percentages[phase] / 100, width - 18, glyphs)
-            lines.append(Line((f"{label:<12}", style), (f"{percentages[phase]:3d}%  ", ""), (bar, style)))
+            lines.append(TextLine((f"{label:<12}", style), (f"{percentages[phase]:3d}%  ", ""), (bar, style)))
     return lines
 
 
@@ -158,7 +171,7 @@ def _filled(share: float, width: int, glyphs: Glyphs) -> str:
     return glyphs.eighths[-1] * cells + (glyphs.eighths[part] if part else "")
 
 
-def _losses(progress: Progress, width: int, num_columns: int, glyphs: Glyphs) -> list[Line]:
+def _losses(progress: Progress, width: int, num_columns: int, glyphs: Glyphs) -> list[TextLine]:
     values = {}
     for label, tag, sign in _LOSSES:
         value = progress.latest.get(tag)
@@ -168,7 +181,7 @@ def _losses(progress: Progress, width: int, num_columns: int, glyphs: Glyphs) ->
     return tiled("Losses", values, width, num_columns, glyphs)
 
 
-def _ledger(progress: Progress, width: int, num_columns: int, glyphs: Glyphs) -> list[Line]:
+def _ledger(progress: Progress, width: int, num_columns: int, glyphs: Glyphs) -> list[TextLine]:
     latest = progress.latest
     values = {
         name: count(latest.get(f"headrace/ledger/{name}")) for name in ("produced", "consumed", "rejected", "discarded")

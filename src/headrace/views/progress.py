@@ -25,7 +25,7 @@ _ALWAYS_SAID = ("env", "inference", "sgd")
 _WORTH_SAYING_PERCENT = 10
 
 
-class Trace:
+class Curve:
     """The whole course of one number in bounded memory: when it is full, neighbours are averaged in pairs."""
 
     def __init__(self, max_points: int = 512) -> None:
@@ -61,7 +61,7 @@ class Progress:
     def __init__(self, total_timesteps: int) -> None:
         self.total_timesteps = total_timesteps
         self.latest: Record = {}  # of every tag the last value seen; rollout/* and eval/* are not in every record
-        self.returns = Trace()
+        self.returns = Curve()
         self._recent: deque[Record] = deque()
 
     def add(self, record: Record) -> None:

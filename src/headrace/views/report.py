@@ -1,11 +1,13 @@
 """The report of a run: report.png and report.html, from the files the run left in its directory.
 
-    metrics.jsonl ──> records ──┬──> figure (twice: light, dark) ──┐
-    result.json, config.json,   │                                  ├──> page ──> report.html, report.png
-    versions.json ──────────────┴──> cards, tables, one sentence ──┘
+    metrics.jsonl ──> records ──┬──> figure ────────────────────────┐
+    result.json, config.json,   │                                   ├──> page ──> report.html, report.png
+    versions.json ──────────────┴──> cards, tables, one sentence ───┘
 
-Any of the files may be missing, short or full of nulls: a run that died early deserves a report most. What result.json
-says goes before what the last record says. This file does not know how a run is made, nor any setting by name.
+Any of the files may be missing, short or full of nulls: a run that died early deserves a report most. They may also
+come from elsewhere (`headrace report`): they are read as data, within limits. What result.json says goes before what
+the last record says. The figure costs two seconds of CPU, most of it for matplotlib: a run that was broken off in its
+first seconds goes without. This file does not know how a run is made, nor any setting by name.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.files import MAX_JSON_BYTES, parse_object, read_regular, require_no_links
+from headrace.plain_text import encodable
 from headrace.telemetry.sinks import STEP_TAG, Record, read_records
 from headrace.views.number_format import MISSING, decimal, duration, whole
 from headrace.views.page import Page, render_page
@@ -44,14 +48,21 @@ _WORDED = frozenset(
 )
 
 
-def write_report(run_dir: Path) -> None:
-    """Write report.png and report.html into run_dir; earlier ones are replaced."""
-    from headrace.views.figure import DARK, LIGHT, draw_figure  # brings matplotlib, which takes a second to import
-
-    records = read_records(run_dir / "metrics.jsonl")
+def write_report(run_dir: Path, has_figure: bool = True) -> None:
+    """Write report.html and, with a figure, report.png into run_dir; earlier ones are replaced."""
+    require_no_links(run_dir, [_unfinished(run_dir / name).name for name in ("report.png", "report.html")])
+    records = _read_metrics(run_dir / "metrics.jsonl")
     result = _read_json(run_dir / "result.json")
-    title = run_dir.resolve().name
-    light_png = draw_figure(records, LIGHT, title)
+    title = encodable(run_dir.resolve().name, "utf-8")
+    png, why = None, "This run ended within seconds, so no figure was drawn."
+    if has_figure:
+        try:
+            from headrace.views.figure import draw_figure  # brings matplotlib, which takes a second to import
+
+            png = draw_figure(records, title)
+        except Exception as error:  # of matplotlib, on numbers that it can't draw: the rest of the page can be had
+            why = f"The figure could not be drawn ({type(error).__name__})."
+            logger.warning("the figure of the report could not be drawn", exc_info=error)
     page = Page(
         title=title,
         reading=reading(time_shares(records)),
@@ -59,11 +70,14 @@ def write_report(run_dir: Path) -> None:
         results=_results(result, records),
         config=_flat(_read_json(run_dir / "config.json")),
         versions=_flat(_read_json(run_dir / "versions.json")),
-        light_png=light_png,
-        dark_png=draw_figure(records, DARK, title),
+        png=png,
+        no_png=f"{why} Draw it with: headrace report {run_dir}",
     )
-    _replace(run_dir / "report.png", light_png)
-    _replace(run_dir / "report.html", render_page(page).encode())
+    if png is None:
+        (run_dir / "report.png").unlink(missing_ok=True)  # an earlier session's, which this page does not show
+    else:
+        _replace(run_dir / "report.png", png)
+    _replace(run_dir / "report.html", encodable(render_page(page), "utf-8").encode())
 
 
 def _cards(result: Mapping[str, Any], records: Sequence[Record]) -> _Pairs:
@@ -108,7 +122,7 @@ def _ledger(ledger: object, records: Sequence[Record]) -> str:
 def _number(result: Mapping[str, Any], key: str, records: Sequence[Record], tag: str) -> float | None:
     """result[key] if it is a number, else the last finite value of the tag, else None."""
     value = result.get(key)
-    if isinstance(value, int | float) and math.isfinite(value):
+    if isinstance(value, int | float) and abs(value) < 1 << 63:  # a file may hold any whole number
         return value
     return next((record[tag] for record in reversed(records) if math.isfinite(record.get(tag, math.nan))), None)
 
@@ -126,18 +140,29 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> _Pairs:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in the file; nothing if it is not there, nothing and a warning if it can't be read."""
-    if not path.exists():
-        return {}
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return parse_object(read_regular(path, MAX_JSON_BYTES))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
         logger.warning("the report goes without %s: %s", path.name, error)
         return {}
-    return loaded if isinstance(loaded, dict) else {}
+
+
+def _read_metrics(path: Path) -> list[Record]:
+    try:
+        return read_records(path)
+    except (OSError, ValueError) as error:
+        logger.warning("the report goes without %s: %s", path.name, error)
+        return []
 
 
 def _replace(path: Path, data: bytes) -> None:
     """Whole or not at all: somebody may have the old report open."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished = _unfinished(path)
     unfinished.write_bytes(data)
     os.replace(unfinished, path)
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.unfinished")

@@ -4,7 +4,8 @@
                                                   └── a pipe, CI ──> one line at most every 10 s, first and last always
 
 Drawing happens inside update, in the caller's thread: there is no refresher thread to leave behind or to fork with.
-A terminal that goes away (closed window, broken pipe) ends the view, never the run.
+A terminal that goes away (closed window, broken pipe) ends the view, never the run. What it does not have characters
+for, and control characters, are shown as escapes.
 This file does not know what a panel looks like (panel) or what a line says (progress).
 """
 
@@ -20,6 +21,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, NoReturn, Protocol, Self
 
+from headrace.plain_text import encodable, printable
 from headrace.telemetry.sinks import Record
 from headrace.views.panel import render_panel
 from headrace.views.process_usage import ProcessUsage
@@ -52,6 +54,8 @@ class TerminalView:
     ) -> None:
         self._progress = Progress(total_timesteps)
         self._clock = clock
+        title = printable(title, is_one_line=True)
+        facts = {name: printable(value, is_one_line=True) for name, value in facts.items()}
         self._screen: _Screen
         if _is_for_a_person(console):
             self._screen = _LivePanel(title, facts, self._progress, console, clock)
@@ -82,7 +86,7 @@ class TerminalView:
 
     def message(self, text: str) -> None:
         """A line that stays: above the panel, or among the plain lines."""
-        self._attempt(lambda: self._screen.message(text))
+        self._attempt(lambda: self._screen.message(printable(text)))
 
     def _draw(self) -> None:
         started_s = self._clock()
@@ -96,10 +100,10 @@ class TerminalView:
             return
         try:
             action()
-        except OSError as error:
+        except Exception as error:
             self._is_gone = True
-            logger.warning("the terminal view is gone, the run goes on: %s", error)
-            with suppress(OSError):
+            logger.warning("the terminal view is gone, the run goes on: %s: %s", type(error).__name__, error)
+            with suppress(Exception):
                 self._screen.close()  # rich holds sys.stdout while its panel is up: give it back
 
 
@@ -126,7 +130,7 @@ class _PlainLines:
         self.message(self._progress.plain_line())
 
     def message(self, text: str) -> None:
-        print(text, file=self._file, flush=True)
+        print(encodable(text, getattr(self._file, "encoding", None)), file=self._file, flush=True)
 
     def close(self) -> None:
         pass
@@ -162,7 +166,7 @@ class _LivePanel:
         self._live.update(self._panel(), refresh=True)
 
     def message(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(encodable(text, self._console.encoding), markup=False, highlight=False)
 
     def close(self) -> None:
         self._live.stop()
@@ -188,4 +192,4 @@ def _is_for_a_person(console: Console | None) -> bool:
         return False
     if console is not None:
         return console.is_terminal and not console.is_dumb_terminal
-    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")

@@ -17,7 +17,7 @@ from headrace.telemetry.sinks import Record
 
 
 @dataclass(frozen=True)
-class Phase:
+class TimePart:
     """One part of an update's time. `doing` completes the sentence "... of the time was spent ..."."""
 
     name: str
@@ -30,14 +30,14 @@ class Phase:
 
 
 PHASES = (
-    Phase("env", "collect", "stepping the environments"),
-    Phase("inference", "collect", "choosing actions"),
-    Phase("copy", "collect", "copying steps into rollouts"),
-    Phase("completion", "learn", "computing log-probabilities and values"),
-    Phase("advantages", "learn", "computing advantages"),
-    Phase("sgd", "learn", "taking gradient steps"),
-    Phase("wait", "wait", "waiting"),
-    Phase("other", "other", "on everything else"),
+    TimePart("env", "collect", "stepping the environments"),
+    TimePart("inference", "collect", "choosing actions"),
+    TimePart("copy", "collect", "copying steps into rollouts"),
+    TimePart("completion", "learn", "computing log-probabilities and values"),
+    TimePart("advantages", "learn", "computing advantages"),
+    TimePart("sgd", "learn", "taking gradient steps"),
+    TimePart("wait", "wait", "waiting"),
+    TimePart("other", "other", "on everything else"),
 )
 GROUPS = ("collect", "learn", "wait", "other")
 
@@ -46,7 +46,7 @@ _WORTH_SAYING = 0.05
 
 
 def time_shares(records: Iterable[Record]) -> dict[str, float]:
-    """Phase name -> share of the summed time, in the order of PHASES; empty if no time was recorded."""
+    """TimePart name -> share of the summed time, in the order of PHASES; empty if no time was recorded."""
     seconds = {phase.name: 0.0 for phase in PHASES}
     for record in records:
         for phase in PHASES:

@@ -1,20 +1,28 @@
-"""The weight store: the last few published versions, each one flat vector, in memory that workers can share.
+"""The weights of a run: the module that is trained, its numbered versions, and the memory in which actors find them.
 
-    publish(version + 1) -> actors: the latest, at slab borders or every few rows · completion: the version that acted
+    algorithm changes `module` in place -> publish: version + 1, one copy -> actors: the latest, at slab borders or
+                                                                             every few rows
+                                           acted(version): the policy that acted, for completion
 
     [ latest · version of slot 0 · version of slot 1 ... ][ vector ][ vector ] ...      one writer, the learner
 
-It keeps `capacity` versions (max_lag + 2: all that a slab still in flight may have acted with). A slot says GONE while
-it is written, so a reader that finds the same version before and after its copy has not read a torn one.
-Does not know modules' insides or processes.
+The store keeps `capacity` versions (max_lag + 2: all that a slab still in flight may have acted with). A slot says GONE
+while it is written, so a reader that finds the same version before and after its copy has not read a torn one. One
+counter for all: every step that was collected names the version that acted. `publish_every` says how often the present
+weights become a version: after so many updates, or so many seconds.
+Does not know how the module is trained, who reads the store, or how weights are saved (saving).
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from headrace.clock import now_s
 from headrace.errors import HeadraceError
 from headrace.memory.atomics import fence, load_acquire, store_release
 from headrace.memory.schema import ALIGNMENT
@@ -122,6 +130,67 @@ class Replica:
     def forget(self) -> None:
         """Load again next time, even the same version: its weights were replaced."""
         self.version = None
+
+
+class Weights:
+    """Parameters and their versions. A replayed schedule says itself (`is_due`) after which updates it published."""
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        store: WeightStore,
+        every_updates: int = 1,
+        every_s: float = 0.0,
+        is_due: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.flat, self.store = flat, store
+        self._every_updates, self._every_s, self._is_due = every_updates, every_s, is_due
+        self._replica = Replica(FlatParameters(copy.deepcopy(flat.module)))
+        self._published_s = now_s()
+        self.is_present = True  # the module's weights are those of the latest version
+        store.publish(flat.published, 0)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that is trained."""
+        return self.flat.module
+
+    @property
+    def version(self) -> int:
+        """The latest version."""
+        return self.store.version
+
+    def acted(self, version: int) -> nn.Module:
+        """The policy with the weights of a version that is still kept; for reading, not for training."""
+        self._replica.load(self.store, version)
+        return self._replica.module
+
+    def publish(self) -> int:
+        """The present weights as the next version."""
+        self._published_s, self.is_present = now_s(), True
+        version = self.version + 1
+        self.store.publish(self.flat.published, version)
+        return version
+
+    def publish_if_due(self, updates: int) -> None:
+        """After an update."""
+        self.is_present = False
+        if self._is_due is not None:
+            is_due = self._is_due(updates)
+        elif self._every_updates:
+            is_due = updates % self._every_updates == 0
+        else:
+            is_due = now_s() - self._published_s >= self._every_s
+        if is_due:
+            self.publish()
+
+    def forget(self) -> None:
+        """A version's weights were replaced: what was loaded of it is stale."""
+        self._replica.forget()
+
+    def close(self) -> None:
+        """Give the store's memory back."""
+        self.store.close()
 
 
 def _header_bytes(capacity: int) -> int:

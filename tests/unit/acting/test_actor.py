@@ -49,7 +49,6 @@ def fill(source: str, where: str, when: tuple[int, int], what: float, n_steps: i
     makers = [lambda env=env: NotFinite(env, where, when, what) for env in ENV_INDICES]
     envs = SOURCES[source](makers, ENV_INDICES, seed_of)  # type: ignore[arg-type]
     actor, slab = noise_actor(envs, ENV_INDICES), slab_for(envs, n_steps)
-    actor.begin()
     for _ in range(n_slabs):
         slab.poison()
         actor.fill(slab, act_by_noise(0))

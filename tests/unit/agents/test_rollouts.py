@@ -165,15 +165,12 @@ def test_play_is_not_a_matter_of_the_journal(engine: Batched, tmp_path: Path) ->
         assert (tmp_path / "groups.jsonl").stat().st_size == size
 
 
-def test_a_run_directory_has_one_writer(engine: Batched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.agents.group_log._LOCK_S", 0.2)
+def test_a_run_directory_has_one_writer(engine: Batched, tmp_path: Path) -> None:
     with made(engine, run_dir=tmp_path) as rollouts:
         with pytest.raises(UsageError, match="another program writes to it"):
             made(engine, run_dir=tmp_path)
         script = textwrap.dedent(f"""
             import headrace as hr
-            from headrace.agents import group_log as journal
-            journal._LOCK_S = 0.2
             try:
                 hr.AgentRollouts(["Bandit"], run_dir={str(tmp_path)!r})
             except hr.errors.UsageError as error:

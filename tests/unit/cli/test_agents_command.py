@@ -82,6 +82,30 @@ def test_show_lists_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "expected one of 0-0, 0-1" in capsys.readouterr().err
 
 
+def test_show_prints_no_terminal_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model, an environment and a file may say anything: retitle the window, overwrite a line, hide one."""
+    folder = tmp_path / "run"
+    agents("rollout", "--run-dir", str(folder), *SMALL)
+    header, *lines = (folder / "groups.jsonl").read_text().splitlines()
+    group = json.loads(lines[0])
+    code = "\x1b]0;owned\x07\x1b[2J\rerased\u202e"
+    for episode in group["episodes"]:
+        episode["tag"] += code
+        episode["failure"] = {"boundary": "env", "message": f"one\ntwo{code}"}
+        for turn in episode["turns"]:
+            turn["prompt"] += code
+            turn["answer"] += code
+            turn["actions"] = [code]
+    (folder / "groups.jsonl").write_text("\n".join([header, json.dumps(group)]) + "\n")
+    capsys.readouterr()
+    for arguments in ((), (f"{group['number']}-0",)):
+        assert agents("show", str(folder / "groups.jsonl"), *arguments) == 0
+        told = capsys.readouterr().out
+        assert not set(told) & set("\x1b\x07\r\u202e")
+        assert "\\x1b]0;owned\\x07\\x1b[2J\\x0derased\\u202e" in told
+        assert arguments or told.count("\n") == 1 + len(group["episodes"]), "a line an episode, whatever it says"
+
+
 def test_a_real_models_tokens_are_shown_by_its_own_codec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     small = ("engine.kind=tiny", "engine.steps=40", "agent_proxy.max_turn=2", "agent_proxy.max_context=1024")

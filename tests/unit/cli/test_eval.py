@@ -74,7 +74,7 @@ def test_check_prints_spaces_class_cost_and_guarantees(tmp_path: Path) -> None:
     ]
     assert report[1].endswith("Box(shape=(4,), float32)")
     assert report[2].endswith("Discrete(n=2, int64)")
-    assert "A: episode 5 alone in a fresh process is the same to the last bit" in report[3]
+    assert "are the same to the last bit in a fresh process, and each one alone" in report[3]
     assert files_in(tmp_path) == set()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headrace.checkpoints.snapshot import load
-from headrace.session import Result
+from headrace.session_result import Result
 from headrace.telemetry.sinks import read_records
 from support.command import TINY, files_in, result_of, run
 
@@ -101,6 +101,7 @@ def test_the_run_directory_holds_what_users_expect(finished: Path) -> None:
         "metrics.jsonl",
         "episodes.jsonl",
         "evaluations.npz",
+        "journal",
         "checkpoints",
         "best",
         "log.txt",
@@ -138,7 +139,7 @@ def test_the_result_says_how_it_ended(finished: Path) -> None:
 
 def test_config_and_versions(finished: Path) -> None:
     config = json.loads((finished / "config.json").read_text())
-    assert config["env"] == {"env": STEADY, "kwargs": {}, "wrappers": [], "action_repeat": 1}
+    assert config["env"] == {"env": STEADY, "kwargs": {}, "wrappers": [], "action_repeat": 1, "seed_bits": 63}
     assert (config["seed"], config["topology"]["n_steps"], config["topology"]["n_envs"]) == (7, 4, 2)
     assert config["algorithm"]["name"] == "ppo"
     assert config["session"]["total_timesteps"] == 64
@@ -236,7 +237,7 @@ def test_a_person_at_a_terminal_sees_a_panel_without_colours_if_asked(tmp_path: 
     leader, follower = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "FORCE_COLOR")}
     program = (
-        "import sys; from headrace.views import report; report.write_report = lambda run_dir: None;"
+        "import sys; from headrace.views import report; report.write_report = lambda run_dir, has_figure=True: None;"
         "from headrace.cli.main import main; sys.exit(main())"
     )
     options = [option for option in TINY if option != "--quiet"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.collecting.host import Done, Host, Order, Spent
+from headrace.collecting.host import Host, Order
 from headrace.errors import HeadraceError
 from headrace.memory.ring import Lease
 from support.generators import quick
@@ -23,19 +23,6 @@ def test_an_order_comes_out_of_its_record_as_it_was(n: list[int]) -> None:
     order = Order(Lease(*n[:4]), n[4], n[5])
     assert Order.decode(order.encode()) == order
     assert len(order.encode()) == 48, "records have one size: a line carries them whole"
-
-
-@quick
-@given(st.lists(numbers, min_size=5, max_size=5))
-def test_a_report_comes_out_of_its_record_as_it_was(n: list[int]) -> None:
-    assert Done.decode(Done(*n).encode()) == Done(*n)
-
-
-def test_times_add_up_in_seconds() -> None:
-    spent = Spent()
-    spent.add(Done(0, 1_000_000_000, 2_000_000_000, 3_000_000_000, 4_000_000_000))
-    spent.add(Done(1, 500_000_000, 0, 0, 1_000_000_000))
-    assert spent == Spent(1.5, 2.0, 3.0, 5.0)
 
 
 def order_of(here: Stage, version: int, versions: tuple[int, ...] | None = None) -> Order:

@@ -74,10 +74,16 @@ def test_rows_between_looks_for_newer_weights(said: int, runs: int) -> None:
 
 def test_what_is_for_others_is_handed_on() -> None:
     said = TopologyConfig(
-        topology="processes", workers="1", max_lag=1, start_method="spawn", batch="first_come", inference="local"
+        topology="processes",
+        workers="1",
+        max_lag=1,
+        start_method="spawn",
+        spares=2,
+        batch="first_come",
+        inference="local",
     )
     got = resolve(said, never)
-    assert (got.start_method, got.is_even, got.inference) == ("spawn", False, "local")
+    assert (got.start_method, got.spares, got.is_even, got.inference) == ("spawn", 2, False, "local")
     assert not any(reason.startswith("inference") for reason in got.reasons)
     assert isinstance(got, Topology)
 
@@ -101,6 +107,9 @@ def test_what_is_for_others_is_handed_on() -> None:
         ({"start_method": "fork"}, "start_method: expected forkserver or spawn, got 'fork'"),
         ({"batch": "newest", "max_lag": 1}, "batch: expected every_shard or first_come, got 'newest'"),
         ({"batch": "first_come"}, "batch=first_come needs max_lag of at least 1"),
+        ({"spares": -1}, "spares: expected 0 to 64, got -1"),
+        ({"spares": 65}, "spares: expected 0 to 64, got 65"),
+        ({"spares": 1.5}, "spares: expected a whole number, got 1.5"),
         ({"pick_up_rows": 1}, "pick_up_rows needs max_lag of at least 1"),
         ({"pick_up_rows": -2, "max_lag": 1}, "pick_up_rows: expected -1 .auto., 0 or more, got -2"),
         ({"publish_every": "never"}, "publish_every: expected .*got 'never'"),
@@ -142,3 +151,38 @@ def test_shards_are_consecutive_and_even(n_envs: int, data: st.DataObject) -> No
     shards = split(n_envs, data.draw(st.integers(1, n_envs)))
     assert [env for shard in shards for env in shard] == list(range(n_envs))
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+# -------------------------------------------------------------------------------------------------- limits of workers
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"hang_floor_s": 0.0}, "hang_floor_s: expected more than 0 seconds, got 0.0"),
+        ({"hang_floor_s": float("nan")}, "hang_floor_s: expected more than 0 seconds, got nan"),
+        ({"hang_floor_s": "30"}, "hang_floor_s: expected a number, got '30'"),
+        ({"hang_ceiling_s": 10.0}, "hang_ceiling_s: expected 0 .never. or at least hang_floor_s = 30, got 10.0"),
+        ({"hang_ceiling_s": float("inf")}, "hang_ceiling_s: expected 0 .never. or at least hang_floor_s = 30, got inf"),
+        ({"worker_max_memory_mb": -1}, "worker_max_memory_mb: expected 0 .no limit. or more, got -1"),
+        ({"worker_max_memory_mb": 0.5}, "worker_max_memory_mb: expected a whole number, got 0.5"),
+        ({"worker_max_episodes": -5}, "worker_max_episodes: expected 0 .no limit. or more, got -5"),
+    ],
+)
+def test_limits_of_workers_that_make_no_sense(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TopologyConfig(**said)
+
+
+def test_limits_of_workers_are_taken_over() -> None:
+    said = {"hang_floor_s": 2, "hang_ceiling_s": 0, "worker_max_memory_mb": 500, "worker_max_episodes": 7}
+    got = resolve(TopologyConfig(topology="processes", workers="1", **said), never)
+    assert (got.limits.hang_floor_s, got.limits.hang_ceiling_s) == (2, 0)
+    assert (got.limits.max_memory_mb, got.limits.max_episodes) == (500, 7)
+    assert not any("no effect" in reason for reason in got.reasons)
+
+
+@pytest.mark.parametrize("place", ["inline", "threads"])
+def test_recycling_without_processes_has_no_effect_and_says_so(place: str) -> None:
+    got = resolve(TopologyConfig(topology=place, workers="1", worker_max_episodes=7), never)
+    assert any("worker_max_episodes: no effect, there are no worker processes" in reason for reason in got.reasons)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from headrace.envs.serial import SerialEnvs
 from headrace.envs.vector_env import EnvFailure, LiveEpisode
-from headrace.episodes.journal import Journal, Standing
+from headrace.episodes.journal import Journal
+from headrace.episodes.standing import Standing, live_episodes, restore, snapshot, standing
 from headrace.errors import ReplayError
 from headrace.memory.schema import rollout_schema
 from headrace.memory.slab import Slab
@@ -70,7 +71,7 @@ def slab_of(space: Space, rows: Flags, actions: Array, shard: range, seed: int =
 
 def through_json(journal: Journal) -> tuple[dict[str, Any], dict[str, Array]]:
     """As a checkpoint keeps it."""
-    state, arrays = journal.snapshot()
+    state, arrays = snapshot(journal)
     return json.loads(json.dumps(state, allow_nan=False)), arrays
 
 
@@ -96,7 +97,7 @@ def assert_same_lives(live: list[LiveEpisode], wanted: list[SlowEnv]) -> None:
 def test_it_holds_the_live_episodes_actions_as_slabs_do(rows: Flags, space: Space, seed: int, cuts: list[int]) -> None:
     actions = actions_in(space, rows.shape, seed)
     journal = journalled(space, rows, actions, cuts)
-    assert_same_lives(journal.live(range(rows.shape[1])), live_slowly(space, rows, actions))
+    assert_same_lives(live_episodes(journal, range(rows.shape[1])), live_slowly(space, rows, actions))
 
 
 @quick
@@ -106,25 +107,25 @@ def test_a_restored_journal_goes_on_as_if_nothing_had_happened(rows: Flags, spac
     cut, actions = cut % T, actions_in(space, rows.shape, seed)
     first = journalled(space, rows.rows(0, cut), actions[:cut], []) if cut else Journal(B, seed_of, VECTOR, space)
     restored = Journal(B, seed_of, VECTOR, space)
-    restored.restore(*through_json(first))
+    restore(restored, *through_json(first))
     restored.enter(range(B), slab_of(space, rows.rows(cut, T), actions[cut:], range(B)))
-    assert_same_lives(restored.live(range(B)), live_slowly(space, rows, actions))
+    assert_same_lives(live_episodes(restored, range(B)), live_slowly(space, rows, actions))
 
 
 def test_a_new_journal_has_episode_0_without_actions_everywhere() -> None:
-    live = Journal(3, seed_of, VECTOR, Discrete(2)).live(range(1, 3))
+    live = live_episodes(Journal(3, seed_of, VECTOR, Discrete(2)), range(1, 3))
     assert [(one.env_index, one.episode, len(one.actions)) for one in live] == [(1, 0, 0), (2, 0, 0)]
 
 
 # ------------------------------------------------------------------------------------------------ where a shard stands
 
 
-def numbers_of(standing: Standing | None) -> Any:
+def numbers_of(where: Standing | None) -> Any:
     """All of it, to compare."""
-    if standing is None:
+    if where is None:
         return None
-    live = [(one.env_index, one.episode, one.seed, one.actions.tolist()) for one in standing.live]
-    return live, standing.last_obs["obs"].tolist(), standing.noise_counter.tolist()
+    live = [(one.env_index, one.episode, one.seed, one.actions.tolist()) for one in where.live]
+    return live, where.last_obs["obs"].tolist(), where.noise_counter.tolist()
 
 
 @thorough
@@ -138,12 +139,12 @@ def test_a_shard_stands_after_the_slabs_that_wait_for_a_batch(
     shard = range(B // 2, B)
     slabs = [slab_of(space, rows.rows(a, b), actions[a:b], shard, seed + a) for a, b in pairwise(edges)]
     journal = Journal(B, seed_of, VECTOR, space)
-    assert journal.standing(shard) is None, "at its beginning"
+    assert standing(journal, shard) is None, "at its beginning"
     wanted = []
     for entered in range(len(slabs) + 1):
-        before = numbers_of(journal.standing(shard))
-        wanted.append(numbers_of(journal.standing(shard, slabs[entered:])))
-        assert numbers_of(journal.standing(shard)) == before
+        before = numbers_of(standing(journal, shard))
+        wanted.append(numbers_of(standing(journal, shard, slabs[entered:])))
+        assert numbers_of(standing(journal, shard)) == before
         if entered < len(slabs):
             journal.enter(shard, slabs[entered])
     assert all(one == wanted[0] for one in wanted)
@@ -151,19 +152,19 @@ def test_a_shard_stands_after_the_slabs_that_wait_for_a_batch(
     assert [len(one[3]) for one in live] == [life.step for life in live_slowly(space, rows, actions)[B // 2 :]]
     assert last_obs == slabs[-1].last_obs["obs"].tolist()
     assert noise_counter == slabs[-1].noise_counter.tolist()
-    assert B // 2 == 0 or journal.standing(range(B // 2)) is None, "another shard has not begun"
+    assert B // 2 == 0 or standing(journal, range(B // 2)) is None, "another shard has not begun"
 
 
 def test_what_is_done_to_a_standing_does_not_change_the_journal() -> None:
     rows = Flags(*(np.zeros((3, 2), np.bool_) for _ in range(2)), np.ones((3, 2), np.bool_))
     journal = journalled(Discrete(5), rows, actions_in(Discrete(5), (3, 2), 0), [])
-    standing, before = journal.standing(range(2)), numbers_of(journal.standing(range(2)))
-    assert standing is not None
-    for one in standing.live:
+    where, before = standing(journal, range(2)), numbers_of(standing(journal, range(2)))
+    assert where is not None
+    for one in where.live:
         one.actions.fill(77)
-    standing.last_obs["obs"].fill(77)
-    standing.noise_counter.fill(77)
-    assert numbers_of(journal.standing(range(2))) == before
+    where.last_obs["obs"].fill(77)
+    where.noise_counter.fill(77)
+    assert numbers_of(standing(journal, range(2))) == before
 
 
 def test_a_journal_that_goes_back_to_the_beginning_forgets_everything() -> None:
@@ -171,10 +172,10 @@ def test_a_journal_that_goes_back_to_the_beginning_forgets_everything() -> None:
     journal = Journal(1, seed_of, VECTOR, Discrete(5))
     beginning = through_json(journal)
     journal.enter(range(1), slab_of(Discrete(5), rows, actions_in(Discrete(5), (2, 1), 0), range(1)))
-    assert numbers_of(journal.standing(range(1))) is not None
-    journal.restore(*beginning)
-    assert journal.standing(range(1)) is None
-    assert [(one.episode, len(one.actions)) for one in journal.live(range(1))] == [(0, 0)]
+    assert numbers_of(standing(journal, range(1))) is not None
+    restore(journal, *beginning)
+    assert standing(journal, range(1)) is None
+    assert [(one.episode, len(one.actions)) for one in live_episodes(journal, range(1))] == [(0, 0)]
 
 
 def test_an_environment_that_has_not_begun_starts_where_others_go_on() -> None:
@@ -183,17 +184,16 @@ def test_an_environment_that_has_not_begun_starts_where_others_go_on() -> None:
     spaces = envs.observation_space, envs.action_space
     journal, restored = (Journal(ENV_INDICES.stop, seed_of, *spaces) for _ in range(2))
     journal.enter(begun, filled_slabs(SerialEnvs(Counting, begun, seed_of), begun, 11, count=1)[0])
-    restored.restore(*through_json(journal))
-    assert restored.standing(range(begun.stop, ENV_INDICES.stop)) is None
-    standing = restored.standing(ENV_INDICES)
-    assert standing is not None
-    assert [one.is_at_start for one in standing.live] == [False] * 2 + [True] * 3
-    actor, first = noise_actor(envs, ENV_INDICES), empty_like(standing.last_obs)
-    actor.restore(standing.live, standing.last_obs, standing.noise_counter)
+    restore(restored, *through_json(journal))
+    assert standing(restored, range(begun.stop, ENV_INDICES.stop)) is None
+    where = standing(restored, ENV_INDICES)
+    assert where is not None
+    assert [one.is_at_start for one in where.live] == [False] * 2 + [True] * 3
+    actor, first = noise_actor(envs, ENV_INDICES, standing=where), empty_like(where.last_obs)
     serial("np_random").begin(first)
     slab = slab_for(envs, 1)
     actor.fill(slab, act_by_noise(0))
-    assert slab.obs["obs"][0, :2].tolist() == standing.last_obs["obs"][:2].tolist()
+    assert slab.obs["obs"][0, :2].tolist() == where.last_obs["obs"][:2].tolist()
     assert slab.obs["obs"][0, 2:].tolist() == first["obs"][2:].tolist()
     assert slab.episode[0, 2:].tolist() == slab.step[0, 2:].tolist() == [0, 0, 0]
 
@@ -203,7 +203,7 @@ def test_a_snapshot_of_another_seed_is_refused() -> None:
     state, arrays = through_json(journalled(Discrete(5), rows, actions_in(Discrete(5), (2, 1), 0), []))
     other = Journal(1, lambda env, episode: 1 + seed_of(env, episode), VECTOR, Discrete(5))
     with pytest.raises(ReplayError, match=r"env 0, episode 0: .*another seed"):
-        other.restore(state, arrays)
+        restore(other, state, arrays)
 
 
 # ------------------------------------------------------------------------------------------- environments brought back
@@ -245,7 +245,7 @@ def lived(name: str, n_slabs: int = 3) -> tuple[SerialEnvs, Slab, list[LiveEpiso
     journal = Journal(ENV_INDICES.stop, seed_of, envs.observation_space, envs.action_space)
     for slab in slabs:
         journal.enter(ENV_INDICES, slab)
-    return envs, slabs[-1], journal.live(ENV_INDICES)
+    return envs, slabs[-1], live_episodes(journal, ENV_INDICES)
 
 
 def empty_like(leaves: Leaves) -> Leaves:
@@ -311,7 +311,7 @@ def test_a_replay_sends_what_the_first_play_sent(space: gym.Space[Any]) -> None:
     slab.noise_counter.fill(7)
     journal.enter(range(3), slab)
     again = SerialEnvs(lambda: Told(space), range(3), seed_of)
-    again.restore(journal.live(range(3)), empty_like(slab.last_obs))
+    again.restore(live_episodes(journal, range(3)), empty_like(slab.last_obs))
     for ours, theirs in zip(envs._envs, again._envs, strict=True):
         assert [one.tolist() for one in theirs.sent] == [one.tolist() for one in ours.sent]  # type: ignore[attr-defined]
         assert all(space.contains(one.astype(space.dtype)) for one in ours.sent)  # type: ignore[attr-defined]
@@ -328,9 +328,8 @@ def test_a_dropped_action_is_caught(name: str) -> None:
     b = longest(live)
     live[b] = replace(live[b], actions=live[b].actions[1:])
     again = serial(name)
-    actor = noise_actor(again, ENV_INDICES)  # type: ignore[arg-type]
     with pytest.raises(ReplayError, match=f"env {ENV_INDICES[b]}, episode {live[b].episode}"):
-        actor.restore(live, last.last_obs, last.noise_counter)
+        noise_actor(again, ENV_INDICES, standing=Standing(live, last.last_obs, last.noise_counter))
     envs.close()
     again.close()
 

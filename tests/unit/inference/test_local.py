@@ -11,7 +11,7 @@ from torch import nn
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.inference.local import LocalInference
-from headrace.inference.self_test import self_test
+from headrace.inference.self_test import fitting_tile, self_test
 from headrace.memory.spaces import shape_of
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import as_policy, build_policy
@@ -120,6 +120,26 @@ def test_self_test_finds(kind: type[OwnPolicy], action: str) -> None:
     module.eval()
     with pytest.raises(HeadraceError, match=rf"{kind.__name__}: .*(another place in a tile|a padded tile)"):
         self_test(module, *spaces, TILE)
+
+
+class SmallTilesRound(OwnPolicy):
+    """As a processor may do it: in tiles below 16 rows, the last bits depend on a row's place."""
+
+    def _outputs(self, obs: Any) -> Any:
+        params, value = super()._outputs(obs)
+        return (params if len(obs) >= 16 else params * (1 + 1e-6 * torch.arange(len(obs)).unsqueeze(1))), value
+
+
+def test_the_tile_is_the_smallest_that_passes_and_one_that_is_asked_for_is_kept_to() -> None:
+    torch.manual_seed(0)
+    spaces = spaces_named("vector", "box")
+    fine, odd, hopeless = OwnPolicy(*spaces).eval(), SmallTilesRound(*spaces).eval(), BatchNormPolicy(*spaces).eval()
+    assert [fitting_tile(odd, *spaces, n_envs) for n_envs in (1, 8, 16, 64)] == [16, 16, 16, 16]
+    assert fitting_tile(odd, *spaces, 64, asked=32) == 32
+    assert fitting_tile(fine, *spaces, 8) <= 16, "nothing depends on place but what the processor does"
+    for module, asked in ((odd, 8), (hopeless, 0)):
+        with pytest.raises(HeadraceError, match=f"another place in a tile of {asked or 64}"):
+            fitting_tile(module, *spaces, 4, asked)
 
 
 @pytest.mark.parametrize("tile", [-1, 0, 1, 2, 3])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.build import build_algorithm
-from headrace.collecting.plan import build_envs
 from headrace.collecting.topology import TopologyConfig, resolve
+from headrace.envs.building import build_envs
 from headrace.envs.spec import EnvSpec
 from headrace.errors import UsageError
 from headrace.launch import auto

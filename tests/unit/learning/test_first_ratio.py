@@ -69,7 +69,7 @@ def test_first_ratio_is_one(cell: Cell) -> None:
 @pytest.mark.parametrize("gradients", ["autograd", "closed_form"])
 def test_old_weights_are_noticed(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Completed with weights other than those that acted, the first ratio is off: the number can fail."""
-    monkeypatch.setattr("headrace.weights.versions.Weights.acted", lambda weights, version: first)
+    monkeypatch.setattr("headrace.weights.store.Weights.acted", lambda weights, version: first)
     with hr.PPO(
         "MlpPolicy", "CartPole-v1", n_envs=4, n_steps=16, seed=1, gradients=gradients, learning_rate=1e-2
     ) as model:

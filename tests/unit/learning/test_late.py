@@ -17,9 +17,10 @@ import pytest
 import torch
 from torch import nn
 
+from headrace.learning.advantages import Targets
 from headrace.learning.batch import Batch, complete
 from headrace.learning.config import PpoConfig
-from headrace.learning.ppo import Ppo, Targets, shuffling
+from headrace.learning.ppo import Ppo, shuffling
 from headrace.policies.networks import MlpPolicy, as_policy
 from headrace.weights.flat import FlatParameters
 from support.oracles import slow_gae
@@ -302,7 +303,7 @@ def test_clipping_against_the_policy_that_acted_is_caught(late: str, gradients: 
 
 @pytest.mark.parametrize("gradients", GRADIENTS)
 def test_vtrace_without_rho_is_caught(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.learning import ppo as room
+    from headrace.learning import late as room
 
     real = room.vtrace
     monkeypatch.setattr(room, "vtrace", lambda *given: real(*given[:-2], np.zeros_like(given[-2]), given[-1]))

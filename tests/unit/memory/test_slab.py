@@ -14,7 +14,12 @@ from headrace.memory.segment import HeapSegment, Segment, SharedSegment
 from headrace.memory.slab import HEADER_BYTES, MAGIC, Slab, Word, slab_bytes
 from support.slabs import heap_slab, small_schema
 
-ACTOR_WORDS = (Word.COMMIT, Word.FINAL_COUNT, Word.STARTED_NS, Word.COMMITTED_NS)
+ACTOR_WORDS = (
+    Word.COMMIT, Word.FINAL_COUNT, Word.STARTED_NS, Word.COMMITTED_NS,
+    Word.ENV_NS, Word.INFERENCE_NS, Word.COPY_NS, Word.IDLE_NS,
+    Word.CLAMPED, Word.DROPPED_EPISODES, Word.DROPPED_STEPS, Word.MENDED_ENV, Word.MENDED_EPISODE, Word.MENDED_STEP,
+    Word.OUTSIDE,
+)  # fmt: skip
 OWNER_WORDS = (Word.MAGIC, Word.FINGERPRINT, Word.FENCE, Word.SHARD, Word.SEQUENCE)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import resource
 import struct
 import threading
@@ -123,6 +124,24 @@ class TestJsonl:
         sink.close()
         assert path.read_text().count("\n") == 2
         assert read_records(path) == [a_record(2048), a_record(6144)]
+
+    def test_a_file_beyond_the_limit_is_thinned_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A report of a long run needs no more, and a file from elsewhere can't fill the memory."""
+        path = tmp_path / "metrics.jsonl"
+        path.write_text("".join(json.dumps(a_record(step)) + "\n" for step in range(300)))
+        monkeypatch.setenv("HEADRACE_MAX_FILE_BYTES", str(path.stat().st_size // 3 + 1))
+        assert [record["time/total_timesteps"] for record in read_records(path)] == list(range(0, 300, 3))
+
+    def test_a_line_without_an_end_and_what_is_no_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        with path.open("wb") as file:
+            file.truncate(1 << 40)  # a terabyte of zeros that takes no space
+        with pytest.raises(ValueError, match="line 1 has more than 1,048,576 bytes"):
+            read_records(path)
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(OSError, match="expected a regular file, got a named pipe"):
+            read_records(path)
 
     def test_no_file_is_no_records(self, tmp_path: Path) -> None:
         assert read_records(tmp_path / "metrics.jsonl") == []

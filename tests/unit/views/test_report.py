@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -124,6 +125,44 @@ def test_a_whole_run(tmp_path: Path) -> None:
     )
     folded = [attributes for tag, attributes in page.elements if tag == "details"]
     assert ["open" in attributes for attributes in folded] == [False, True]
+
+
+def test_one_figure_serves_light_and_dark_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing costs a second of CPU: it happens once."""
+    from headrace.views import figure
+
+    drawn: list[str] = []
+    original = figure.draw_figure
+    monkeypatch.setattr(figure, "draw_figure", lambda records, title: drawn.append(title) or original(records, title))
+    write_report(a_run(tmp_path / "run", [a_record(1)]))
+    page = read_report(tmp_path / "run")
+    assert drawn == ["run"]
+    assert not [tag for tag, _ in page.elements if tag == "source"]
+    style = (tmp_path / "run" / "report.html").read_text().partition("</style>")[0]
+    assert re.search(r"prefers-color-scheme: dark\) \{[^@]*\.figure img \{ filter: invert", style)
+
+
+def test_a_page_without_a_figure(tmp_path: Path) -> None:
+    """Of a run that was broken off within seconds; the picture of an earlier session would be a lie."""
+    run_dir = a_run(tmp_path / "run", [a_record(1)], result={"exit_reason": "SIGINT \ud800"})
+    write_report(run_dir)
+    write_report(run_dir, has_figure=False)
+    assert not (run_dir / "report.png").exists()
+    html = (run_dir / "report.html").read_text(encoding="utf-8")
+    assert f"headrace report {run_dir}" in html
+    assert "SIGINT \\ud800" in html
+    assert "<img" not in html
+
+
+def test_a_figure_that_can_not_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.views import figure
+
+    def fails(records: object, title: str) -> bytes:
+        raise OverflowError("of matplotlib")
+
+    monkeypatch.setattr(figure, "draw_figure", fails)
+    write_report(a_run(tmp_path / "run", [a_record(1)]))
+    assert "could not be drawn (OverflowError)" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_one_record_and_no_other_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from headrace.telemetry.sinks import Record
 from headrace.views.panel import render_panel
 from headrace.views.process_usage import ProcessUsage, Usage
-from headrace.views.progress import Progress, Trace
+from headrace.views.progress import Curve, Progress
 from headrace.views.terminal import TerminalView
 from headrace.views.text_layout import ASCII, UNICODE, Glyphs
 
@@ -70,6 +70,39 @@ def terminal(width: int = 80) -> Console:
 def written(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def test_what_a_terminal_would_obey_or_can_not_show() -> None:
+    """An environment's name and a worker's message may hold anything; a stream may have ASCII alone, and be strict."""
+    raw = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(raw, "ascii", errors="strict"), force_terminal=False)
+    with TerminalView("é\x1b[2J\nname", 100, {"seed": "环\r"}, console) as view:
+        view.message("two\nlines \ud800 \U0001f600 \x1b]0;x\x07")
+        view.update(a_record(1))
+    console.file.flush()
+    lines = raw.getvalue().decode("ascii").splitlines()
+    assert lines[0] == "\\xe9\\x1b[2J\\nname  seed \\u73af\\x0d"
+    assert lines[1:3] == ["two", "lines \\ud800 \\U0001f600 \\x1b]0;x\\x07"]
+    assert lines[3].startswith("step 2048/100")
+
+
+def test_a_view_that_fails_ends_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it is: a closed file is a ValueError."""
+    console = pipe()
+    with TerminalView("name", 100, {}, console) as view:
+        console.file.close()
+        view.update(a_record(1))
+        view.message("nobody hears it")
+    assert [one.getMessage() for one in caplog.records] == [
+        "the terminal view is gone, the run goes on: ValueError: I/O operation on closed file"
+    ]
+
+
+def test_no_stdout_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`>&-`"""
+    monkeypatch.setattr(sys, "stdout", None)
+    with TerminalView("name", 100, {}) as view:
+        view.update(a_record(1))
 
 
 class TestPlainLines:
@@ -270,7 +303,7 @@ class TestProgress:
         assert progress.remaining_s == 0.0
 
     def test_a_long_trace_keeps_its_shape_in_bounded_memory(self) -> None:
-        trace = Trace(max_points=64)
+        trace = Curve(max_points=64)
         for value in range(10_000):
             trace.add(float(value))
         trace.add(float("nan"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from headrace.errors import UsageError
+from headrace.errors import EnvError, UsageError
 from headrace.memory.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 _ADVICE = {
@@ -38,6 +39,18 @@ def describe(space: gym.Space[Any], role: str, where: str) -> Space:
         f"{where}: unsupported {role} space {kind}; expected Box, Discrete, MultiDiscrete or MultiBinary; "
         f"{_ADVICE.get((kind, role), 'convert it in a wrapper')}"
     )
+
+
+def require_alike(envs: Sequence[gym.Env[Any, Any]], env_indices: Sequence[int], where: str) -> None:
+    """Refuse instances of one environment that have different spaces."""
+    for index, env in zip(env_indices, envs, strict=True):
+        for role in ("observation", "action"):
+            expected, got = (getattr(one, f"{role}_space") for one in (envs[0], env))
+            if expected is not got and expected != got:
+                raise EnvError(
+                    f"{where}: env {index} has the {role} space {got}, expected {expected}, as env {env_indices[0]}; "
+                    f"all instances of an environment must have the same spaces"
+                )
 
 
 def _bound(bound: Any) -> tuple[float, ...]:

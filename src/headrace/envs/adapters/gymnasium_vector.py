@@ -20,10 +20,14 @@ from gymnasium.vector import AutoresetMode
 
 from headrace.envs.actions import sender
 from headrace.envs.adapters.gymnasium_spaces import describe
+from headrace.envs.clamping import Clamp
+from headrace.envs.raising import failure
+from headrace.envs.returns import Returns
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
 from headrace.errors import EnvError, ReplayError
+from headrace.memory.crash_note import CLOSE, DOING, NOTHING, RESET, STEP, CrashNote
 from headrace.memory.slab import Row
-from headrace.memory.spaces import Leaves, shape_of
+from headrace.memory.spaces import Leaves
 
 Array = npt.NDArray[Any]
 
@@ -32,7 +36,11 @@ class GymnasiumVector:
     """A gymnasium.vector.VectorEnv of one shard."""
 
     def __init__(
-        self, envs: gym.vector.VectorEnv[Any, Any, Any], env_indices: Sequence[int], seed_of: Callable[[int, int], int]
+        self,
+        envs: gym.vector.VectorEnv[Any, Any, Any],
+        env_indices: Sequence[int],
+        seed_of: Callable[[int, int], int],
+        note: CrashNote | None = None,
     ) -> None:
         mode = envs.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
@@ -49,17 +57,28 @@ class GymnasiumVector:
         self._envs: Any = envs  # Gymnasium's annotations know one int as seed; its code takes a list, and None in it
         self._indices = list(env_indices)
         self._seed_of = seed_of
-        self._shape = shape_of(self.observation_space)
+        self._returns = Returns(self.observation_space)
         self._as_sent = sender(self.action_space)
-        self._episode = np.zeros(self.num_envs, np.int64)
-        self._step = np.zeros(self.num_envs, np.int64)
+        note = note or CrashNote(self.num_envs)
+        self._note, self._episode, self._step = note.words, note.episode, note.step
+        self._note[DOING] = NOTHING
         self._resetting = np.zeros(self.num_envs, np.bool_)
 
     def begin(self, first: Leaves) -> None:
-        """Reset all, each with its own leaf of the seed tree."""
-        self._write(self._reset(seed=[self._seed_of(index, 0) for index in self._indices]), first["obs"])
+        """Reset all, each with its own leaf of the seed tree; a pool that takes one number gets its first one's."""
+        seeds = [self._seed_of(index, 0) for index in self._indices]
+        try:
+            obs = self._reset(seed=seeds)
+        except EnvFailure as failure:
+            if not any(word in str(failure.__cause__).lower() for word in ("seed", "list")):
+                raise  # another failure must not be hidden because the second reset happens to work
+            try:
+                obs = self._reset(seed=seeds[0])
+            except EnvFailure:
+                raise failure from failure.__cause__
+        first["obs"][...] = obs
 
-    def restore(self, live: Sequence[LiveEpisode], first: Leaves) -> None:
+    def restore(self, live: Sequence[LiveEpisode], first: Leaves, clamp: Clamp | None = None) -> Sequence[int]:
         """Refused: a pool that resets itself can't be put back into an episode."""
         raise ReplayError(
             f"{type(self._envs).__name__} is class B (it resets itself): recovery and resume of live episodes are not "
@@ -71,26 +90,25 @@ class GymnasiumVector:
         """One step of the pool, in the common format."""
         row.episode[:] = self._episode
         row.step[:] = self._step
+        self._step += ~self._resetting
+        self._note[DOING] = STEP
+        returns, n = self._returns, self.num_envs
         try:
             obs, reward, terminated, truncated, infos = self._envs.step(self._as_sent(row.action))
-            row.valid[:] = ~self._resetting
-            row.reward[:] = np.where(self._resetting, 0.0, reward)
-            row.terminated[:] = terminated & ~self._resetting
-            row.truncated[:] = truncated & ~self._resetting
-        except Exception as error:
-            raise _somewhere(error) from error
+        except BaseException as error:
+            raise self._somewhere(error) from error
+        row.valid[:] = ~self._resetting
+        row.reward[:] = np.where(self._resetting, 0.0, returns.pool_rewards(reward, n))
+        row.terminated[:] = returns.flags("terminated", terminated, n) & ~self._resetting
+        row.truncated[:] = returns.flags("truncated", truncated, n) & ~self._resetting
+        obs = returns.observations(obs, n)
+        self._note[DOING] = NOTHING
         ended = row.terminated | row.truncated
-        cut = np.flatnonzero(row.truncated & ~row.terminated)
-        if self._mode is AutoresetMode.SAME_STEP:
-            if len(cut) and "final_obs" not in infos:
-                raise EnvFailure(int(cut[0]), "was truncated in same-step mode without an info['final_obs']")
-            for position in cut:
-                final(int(position), {"obs": infos["final_obs"][position]})
-        else:
-            for position in cut:
-                final(int(position), {"obs": obs[position]})
+        for position in np.flatnonzero(row.truncated & ~row.terminated):
+            last = _final_obs(infos, int(position)) if self._mode is AutoresetMode.SAME_STEP else obs[position]
+            final(int(position), {"obs": returns.observation(int(position), last)})
         self._episode += ended
-        self._step = np.where(ended, 0, self._step + row.valid)
+        self._step[ended] = 0
         if self._mode is AutoresetMode.DISABLED and ended.any():
             seeds = [
                 self._seed_of(index, int(episode)) if over else None
@@ -98,32 +116,30 @@ class GymnasiumVector:
             ]
             obs = self._reset(seed=seeds, options={"reset_mask": ended.copy()})
         self._resetting = ended if self.skips_rows else self._resetting
-        self._write(obs, row.next_obs["obs"])
+        row.next_obs["obs"][...] = obs
 
     def close(self) -> None:
         """Close the pool."""
+        self._note[DOING] = CLOSE
         self._envs.close()
+        self._note[DOING] = NOTHING
 
-    def _reset(self, **arguments: Any) -> Any:
+    def _reset(self, **arguments: Any) -> Array:
+        self._note[DOING] = RESET
         try:
             obs, _ = self._envs.reset(**arguments)
-        except Exception as error:
-            raise _somewhere(error) from error
-        return obs
+        except BaseException as error:
+            raise self._somewhere(error) from error
+        self._note[DOING] = NOTHING
+        return self._returns.observations(obs, self.num_envs)
 
-    def _write(self, obs: Any, out: Array) -> None:
-        if np.shape(obs) != (self.num_envs, *self._shape):
-            raise EnvFailure(
-                0, f"returned observations of shape {np.shape(obs)}, expected {(self.num_envs, *self._shape)}"
-            )
-        try:
-            np.copyto(out, obs, casting="same_kind")
-        except TypeError as error:
-            raise EnvFailure(
-                0, f"returned observations of dtype {np.asarray(obs).dtype}, expected {out.dtype}"
-            ) from error
+    def _somewhere(self, error: BaseException) -> EnvFailure:
+        """A pool does not say which of its environments it was."""
+        return failure(0, self._indices[0], error, "(or another one of its pool)")
 
 
-def _somewhere(error: Exception) -> EnvFailure:
-    """A pool does not say which of its environments it was."""
-    return EnvFailure(0, f"(or another one of its pool) raised {type(error).__name__}: {error}")
+def _final_obs(infos: Any, position: int) -> Any:
+    try:
+        return infos["final_obs"][position]
+    except Exception as error:
+        raise EnvFailure(position, "was truncated in same-step mode without an info['final_obs']") from error

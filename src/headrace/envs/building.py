@@ -1,0 +1,65 @@
+"""The environments of a shard, from a spec: single ones in our own loop, or a vector environment behind its adapter.
+
+    EnvSpec, env indices, seed, branch of the seed tree --build_envs--> VectorEnv
+
+`first_look` finds out whether an environment takes 63-bit seeds: those with numpy's RandomState take 32 bits.
+Does not know who steps them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.envs.adapters.gymnasium_vector import GymnasiumVector
+from headrace.envs.mended import mended
+from headrace.envs.seeds import LONG, SHORT, Purpose
+from headrace.envs.serial import SerialEnvs
+from headrace.envs.spec import EnvSpec
+from headrace.envs.vector_env import EnvFailure, VectorEnv
+from headrace.errors import HeadraceError
+from headrace.memory.crash_note import DOING, MAKE, CrashNote
+from headrace.memory.spaces import empty_leaves
+
+
+def build_envs(
+    spec: EnvSpec,
+    env_indices: range,
+    seed: int,
+    purpose: Purpose = Purpose.ENV,
+    nan_policy: str = "raise",
+    note: CrashNote | None = None,
+) -> VectorEnv:
+    """The environments with these indices."""
+    seed_of = spec.seed_of(seed, purpose)
+    if spec.is_vector():
+        note = note or CrashNote(len(env_indices))
+        note.words[DOING] = MAKE
+        pool = GymnasiumVector(spec.make_vector(len(env_indices)), env_indices, seed_of, note)
+        return mended(pool, nan_policy)
+    return mended(SerialEnvs(spec.make, env_indices, seed_of, note), nan_policy)
+
+
+def first_look(spec: EnvSpec, seed: int, purpose: Purpose = Purpose.ENV) -> tuple[EnvSpec, VectorEnv]:
+    """One environment, reset once, and the spec with the widest seeds that it takes.
+
+    One that fails with both keeps its long seeds and is not judged: its error is shown where it is played.
+    """
+    envs = build_envs(spec, range(1), seed, purpose)
+    if spec.seed_bits == LONG and not _begins(envs):
+        short = replace(spec, seed_bits=SHORT)
+        others = build_envs(short, range(1), seed, purpose)
+        if _begins(others):
+            spec, envs, others = short, others, envs
+        others.close()
+    return spec, envs
+
+
+def _begins(envs: VectorEnv) -> bool:
+    try:
+        envs.begin(empty_leaves(envs.observation_space, envs.num_envs))
+    except (EnvFailure, HeadraceError):
+        return False
+    except BaseException:
+        envs.close()
+        raise
+    return True

@@ -1,0 +1,74 @@
+"""What an environment raised, as an EnvFailure; but a signal that broke in while it ran is no fault of its own.
+
+    Exception                           -> EnvFailure
+    KeyboardInterrupt, SystemExit, ...  raised by the environment's own code -> EnvFailure
+                                        raised by a signal handler           -> goes on, with a note where it struck
+
+Signals reach the main thread only, and worker processes ignore SIGINT. A handler written in Python is a frame of the
+traceback. Python's own handler of Ctrl-C leaves no frame: while it is installed, a KeyboardInterrupt is the user's.
+Runs when something was raised, never per step. Does not know episodes or steps.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+from headrace.envs.vector_env import EnvFailure
+from headrace.plain_text import message_of
+
+
+def failure(position: int, env_index: int, error: BaseException, where: str = "") -> EnvFailure:
+    """The failure to raise for what an environment raised; raises the error itself if it broke in from outside."""
+    require_own(error, f"env {env_index}")
+    text = message_of(error)
+    said = f"raised {type(error).__name__}{f': {text}' if text else ''}"
+    hint = ""
+    if isinstance(error, TypeError | ValueError) and "unpack" in text:
+        hint = " (observation, info)" if where.startswith("reset") else " (obs, reward, terminated, truncated, info)"
+        hint = f"; expected a tuple{hint}"
+    return EnvFailure(position, f"{f'{where} ' if where else ''}{said}{hint}")
+
+
+def require_own(error: BaseException, where: str) -> None:
+    """Raise an error that a signal handler raised while the environment's code was running; others are its own."""
+    if is_from_signal(error):
+        error.add_note(f"It broke in while {where} was running.")
+        raise error
+
+
+def is_from_signal(error: BaseException) -> bool:
+    """Whether a signal handler raised it, or may have."""
+    if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [one for one in map(signal.getsignal, signal.valid_signals()) if callable(one)]
+    if isinstance(error, KeyboardInterrupt) and signal.default_int_handler in handlers:
+        return True
+    codes = {id(handler): _code(handler) for handler in handlers if handler is not signal.default_int_handler}
+    return None in codes.values() or any(code in codes.values() for code in _frames(error))
+
+
+def _code(handler: Any) -> CodeType | None:
+    """The code of a handler written in Python; None if it leaves no frame."""
+    handler = getattr(handler, "func", handler)  # a partial
+    code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _frames(error: BaseException) -> Iterator[CodeType]:
+    """The code of every frame that the error, and those it was raised for, went through."""
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        chain += [one.__cause__, one.__context__]
+        trace = one.__traceback__
+        while trace is not None:
+            yield trace.tb_frame.f_code
+            trace = trace.tb_next

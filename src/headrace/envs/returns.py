@@ -1,0 +1,235 @@
+"""What environments return, read as their spaces say: what is unambiguous is converted, the rest is refused by name.
+
+    obs, reward, terminated, truncated --the step loop takes the usual types itself--> slab
+                                       --anything else--> Returns --> slab, or EnvFailure with expected and got
+
+    observation   an array of the space's shape; lists and tensors too. Nothing is wrapped, cut or broadcast.
+    reward        one real number that fits float32; NaN and infinity are the business of nan_policy (mended)
+    flags         True or False, or a number that is 0 or 1
+    info          is not read
+
+Runs for unusual types and for failures only. Does not know steps, episodes or slabs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.envs.raising import require_own
+from headrace.envs.vector_env import EnvFailure
+from headrace.memory.spaces import Box, Discrete, MultiDiscrete, Space, shape_of
+
+Array = npt.NDArray[Any]
+
+PLAIN = frozenset((float, int, bool, np.float64, np.float32, np.int64, np.int32, np.bool_))
+"""Types of rewards that need no second look."""
+_NUMERIC = "?bhilqBHILQefd"
+_MOST_REWARD = float(np.finfo(np.float32).max)
+_SHOWN = 80  # characters of a value in a message
+
+
+class Returns:
+    """Reads what environments with this observation space return."""
+
+    def __init__(self, space: Space) -> None:
+        self.shape, self.dtype = shape_of(space), np.dtype(space.dtype)
+        self._space = space
+        casting: Any = "same_kind" if self.dtype.kind == "f" else "safe"
+        self.fits = frozenset(one for one in map(np.dtype, _NUMERIC) if np.can_cast(one, self.dtype, casting))
+        """Dtypes of arrays that can be stored without a look at their values."""
+        self.usual_shape = None if isinstance(space, Discrete) else self.shape
+        """Of arrays that the step loop takes itself; None for Discrete, whose choices are numbers."""
+        self.is_ranged = not isinstance(space, Box | Discrete)
+        """Arrays whose every row is held against the range: MultiDiscrete, MultiBinary."""
+        self._least, self._beyond = _range(space)
+        self.choices = (self._least, self._beyond) if isinstance(space, Discrete) else (0, 0)
+        """The range of numbers that the step loop takes itself."""
+
+    def observation(self, position: int, obs: Any) -> Any:
+        """One observation as the slab holds it."""
+        if type(obs) in (int, np.int64) and self.choices[0] <= obs < self.choices[1]:
+            return obs
+        try:
+            array = np.asarray(_arrays(obs, self.shape))
+        except BaseException as error:
+            require_own(error, "an observation")
+            why = "" if isinstance(error, _NoArrayError) else f" ({type(error).__name__}: {error})"
+            raise EnvFailure(
+                position, f"returned {shown(obs)}, which is no array of shape {self.shape} and dtype {self.dtype}{why}"
+            ) from error
+        if array.shape != self.shape:
+            raise EnvFailure(position, f"returned an observation of shape {array.shape}, expected {self.shape}")
+        return self._stored(array[None], position)[0]
+
+    def observations(self, values: Any, num_envs: int) -> Array:
+        """Those of a whole pool."""
+        array, shape = _pooled("observations", values), (num_envs, *self.shape)
+        if array.shape != shape:
+            raise EnvFailure(0, f"returned observations of shape {array.shape}, expected {shape}")
+        return self._stored(array, 0)
+
+    def require_range(self, observations: Array) -> None:
+        """Refuse the first of some stored observations that is none of the space's choices."""
+        is_bad = (observations < self._least) | (observations >= self._beyond)
+        if is_bad.any():
+            self._refuse_range(observations, is_bad, 0)
+
+    def reward(self, position: int, value: Any) -> float:
+        """A reward as a number."""
+        is_large = isinstance(value, int) and abs(value) > _MOST_REWARD  # maybe too large for a float
+        got = 0.0 if is_large else number(value)
+        if got is None:
+            raise EnvFailure(position, f"returned the reward {shown(value)}, expected a number")
+        if is_large or (math.isfinite(got) and abs(got) > _MOST_REWARD):
+            raise EnvFailure(
+                position, f"returned the reward {shown(value)}, expected a number that fits float32 (up to 3.4e38)"
+            )
+        return got
+
+    def rewards(self, values: Sequence[Any]) -> list[float]:
+        """Those of a row."""
+        return [self.reward(position, value) for position, value in enumerate(values)]
+
+    def flag(self, position: int, name: str, value: Any) -> bool:
+        """`terminated` or `truncated`."""
+        got = number(value)
+        if got is None or got not in (0, 1):
+            raise EnvFailure(position, f"returned {name}={shown(value)}, expected True or False")
+        return bool(got)
+
+    def flags(self, name: str, values: Any, num_envs: int) -> Array:
+        """Those of a whole pool."""
+        array = _vector(name, values, num_envs)
+        is_bad = (array != 0) & (array != 1)  # NaN too
+        if is_bad.any():
+            bad = int(np.argmax(is_bad))
+            raise EnvFailure(bad, f"returned {name}={shown(array[bad])}, expected True or False")
+        return np.asarray(array, np.bool_)
+
+    def pool_rewards(self, values: Any, num_envs: int) -> Array:
+        """Those of a whole pool."""
+        array = _vector("reward", values, num_envs)
+        is_bad = np.isfinite(array) & (np.abs(array, dtype=np.float64) > _MOST_REWARD)
+        if is_bad.any():
+            self.reward(int(np.argmax(is_bad)), float(array[np.argmax(is_bad)]))
+        return array
+
+    def _stored(self, array: Array, position: int) -> Array:
+        """[n, ...] of the right shape, in the space's dtype; the first belongs to `position`."""
+        if array.dtype != self.dtype:
+            if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+                raise EnvFailure(position, f"returned an observation of dtype {array.dtype}, expected {self.dtype}")
+            array = self._cast(array, position)
+        if not isinstance(self._space, Box):
+            is_bad = (array < self._least) | (array >= self._beyond)
+            if is_bad.any():
+                self._refuse_range(array, is_bad, position)
+        return array
+
+    def _cast(self, array: Array, position: int) -> Array:
+        """In the space's dtype; a number that does not fit is refused, where numpy would wrap it."""
+        with np.errstate(over="ignore"):
+            cast = array.astype(self.dtype)
+        is_bad = cast != array if self.dtype.kind in "iu" else np.isfinite(array) & ~np.isfinite(cast)
+        if array.dtype.kind in "iu" and self.dtype.kind in "iu":
+            is_bad = is_bad | ((cast < 0) != (array < 0))  # int64 and uint64 have no common type to compare them in
+        if is_bad.any():
+            at = tuple(np.argwhere(is_bad)[0].tolist())
+            raise EnvFailure(
+                position + at[0],
+                f"returned an observation with {shown(array[at].item())}{_entry(at)}, which does not fit its dtype: "
+                f"expected {self.dtype}",
+            )
+        return cast
+
+    def _refuse_range(self, array: Array, is_bad: Array, position: int) -> None:
+        at = tuple(np.argwhere(is_bad)[0].tolist())
+        least, beyond = (int(np.broadcast_to(one, self.shape)[at[1:]]) for one in (self._least, self._beyond))
+        raise EnvFailure(
+            position + at[0],
+            f"returned the observation {shown(array[at].item())}{_entry(at)}, expected {least} to {beyond - 1} "
+            f"({type(self._space).__name__})",
+        )
+
+
+def shown(value: Any) -> str:
+    """A value in a message: on one line, not too long, whatever its repr does."""
+    try:
+        text = " ".join(repr(value).split())
+    except BaseException as error:
+        require_own(error, "a value's repr")
+        text = f"an object of type {type(value).__name__} that can't be printed"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+class _NoArrayError(ValueError):
+    """It is not made of numbers, or its lengths differ from the shape's."""
+
+
+def _arrays(obs: Any, shape: tuple[int, ...]) -> Any:
+    """What numpy may be given: lengths are looked at first, since it would walk through a sequence to its end."""
+    if isinstance(obs, np.ma.MaskedArray) and np.ma.is_masked(obs):
+        raise _NoArrayError
+    if isinstance(obs, bool | int | float) or hasattr(obs, "__array__"):
+        return obs
+    is_list = isinstance(obs, Sequence) and not isinstance(obs, str | bytes)
+    if not is_list or not shape or len(obs) != shape[0]:
+        raise _NoArrayError
+    return [_arrays(one, shape[1:]) for one in itertools.islice(obs, shape[0])]
+
+
+def number(value: Any) -> float | None:
+    """The one real number that a value is; None if it is none."""
+    try:
+        if isinstance(value, numbers.Real | Decimal | np.bool_):
+            return float(value)
+        array = np.asarray(value) if hasattr(value, "__array__") else None
+        is_one = array is not None and array.size == 1 and array.dtype.kind in "biuf"
+        return float(array.item()) if array is not None and is_one else None
+    except BaseException as error:
+        require_own(error, "a returned value")
+        return None
+
+
+def _pooled(what: str, values: Any) -> Array:
+    try:
+        return np.asarray(values)
+    except BaseException as error:
+        require_own(error, what)
+        raise EnvFailure(
+            0, f"(or another one of its pool) returned {what} that are no array: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _vector(name: str, values: Any, num_envs: int) -> Array:
+    array = _pooled(f"values of {name}", values)
+    if array.shape != (num_envs,) or array.dtype.kind not in "biuf":
+        raise EnvFailure(
+            0,
+            f"(or another one of its pool) returned {name} of shape {array.shape} and dtype {array.dtype}, "
+            f"expected {num_envs} numbers",
+        )
+    return array
+
+
+def _range(space: Space) -> tuple[Any, Any]:
+    """The least choice, and the first number beyond the last one."""
+    match space:
+        case Discrete(n=n, start=start):
+            return start, start + n
+        case MultiDiscrete(nvec=nvec, shape=shape, start=starts):
+            least = np.array(starts, np.int64).reshape(shape)
+            return least, least + np.array(nvec, np.int64).reshape(shape)
+    return 0, 2  # MultiBinary; a Box is held against its bounds slab by slab
+
+
+def _entry(at: tuple[int, ...]) -> str:
+    return f" at {at[1:]}" if len(at) > 1 else ""
