@@ -26,8 +26,10 @@ from headrace.agents.desk import Desk, NoWorkersError
 from headrace.agents.engines.protocol import Engine
 from headrace.agents.ports import Hub, MemoryPort, SocketPort
 from headrace.agents.worker import WorkerBrief, work
+from headrace.clock import now_s
 
 _END_S = 10.0  # for workers to end
+_ORPHAN_S = 5.0  # after the parent hung up: to see whether it is dead
 
 logger = logging.getLogger(__name__)
 
@@ -229,17 +231,18 @@ def host_in_process(address: str, key: bytes, worker: int, life: int, pickled: b
     try:
         asyncio.run(work(worker, brief, lambda: SocketPort(address, key, worker, life)))
     except* (ConnectionError, asyncio.CancelledError):  # the parent hung up: it needs nothing more of us
-        threading.Thread(target=_end_as_orphan, args=(parent, Path(address).parent), daemon=True).start()
+        # Not a daemon: a process that ends before the kernel has told it of a new parent would leave the folder.
+        threading.Thread(target=_end_as_orphan, args=(parent, Path(address).parent), daemon=False).start()
 
 
 def _end_as_orphan(parent: int, folder: Path) -> None:
     """joblib's processes wait for another task, minutes long, even if no parent is left to give them one.
 
-    The hub's folder is the parent's to remove, unless it was killed.
+    The hub's folder is the parent's to remove, unless it was killed. Its sockets close before it counts as dead.
     """
-    pause = threading.Event()
-    for _ in range(100):
+    pause, deadline = threading.Event(), now_s() + _ORPHAN_S
+    while now_s() < deadline:
         if os.getppid() != parent:
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(1)
-        pause.wait(0.05)
+        pause.wait(0.02)

@@ -87,8 +87,11 @@ class Child:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
-        return self._has_ended or bool(wait([self.sentinel], 0))
+        """Whether the process is gone. Any thread may ask."""
+        if self._has_ended:
+            return True
+        is_ready = bool(wait([self.sentinel], 0))
+        return is_ready or self._has_ended  # another thread may have reaped it meanwhile: the descriptor is another's
 
     def hang_up(self) -> None:
         """Close the line: the child ends when it next listens."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import headrace.agents
 from headrace.agents.hosts import _JoblibCall, _own_loky, _patient_pool
+from support.command import PATHS
+from support.waiting import wait_until
 
 
 def test_no_private_module_of_joblib_is_imported() -> None:
@@ -85,3 +89,28 @@ def test_a_call_that_fails_reports_each_of_its_workers() -> None:
     call = _JoblibCall("threading", [(0, 0), (1, 4)], tasks, lambda *what: died.append(what))
     assert call.join(10, has_lost=False)
     assert died == [(0, 0, "RuntimeError: no room"), (1, 4, "RuntimeError: no room")]
+
+
+ORPHAN = """
+import multiprocessing, os, socket, sys, time
+import cloudpickle
+from headrace.agents.hosts import host_in_process
+
+folder = sys.argv[1]
+address = folder + "/hub"
+with socket.socket(socket.AF_UNIX) as gone:  # a hub that has hung up: nobody listens
+    gone.bind(address)
+arguments = (address, b"key", 0, 0, cloudpickle.dumps(None))
+process = multiprocessing.get_context("fork").Process(target=host_in_process, args=arguments)
+process.start()
+time.sleep(0.5)  # the worker has no work left, and its parent is not dead yet
+os._exit(0)
+"""
+
+
+def test_an_orphan_removes_the_hubs_folder_even_if_the_hub_hung_up_before_the_parent_was_dead(tmp_path: Path) -> None:
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    program = [sys.executable, "-c", ORPHAN, str(folder)]
+    subprocess.run(program, check=True, env={**os.environ, "PYTHONPATH": PATHS}, timeout=60)
+    wait_until(lambda: not folder.exists(), 10.0)

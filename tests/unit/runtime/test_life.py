@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.runtime import child as children
 from headrace.runtime.child import Child
 from support.children import PARENT, echo, leave, spawn_sleep
 from support.command import PATHS
@@ -112,3 +113,22 @@ def test_a_child_that_never_listens_is_killed() -> None:
     said(child)
     os.kill(child.pid, signal.SIGSTOP)
     assert child.end(0.1) == -signal.SIGKILL
+
+
+def test_a_child_that_another_thread_reaps_meanwhile_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the question and the look, its descriptor is closed and may belong to somebody else: who never ends."""
+    child = Child.spawn("child")
+    real, stranger = children.wait, os.pipe()
+
+    def look(objects: list[int], timeout: float | None = None) -> list[int]:
+        monkeypatch.setattr(children, "wait", real)
+        child.end(0.0)
+        os.dup2(stranger[0], child.sentinel)
+        return real(objects, timeout)
+
+    monkeypatch.setattr(children, "wait", look)
+    try:
+        assert child.has_ended
+    finally:
+        for descriptor in (*stranger, child.sentinel):
+            os.close(descriptor)
