@@ -331,8 +331,11 @@ def test_a_source_says_when_it_begins_to_wait(kind: str) -> None:
             return  # never waits
         here.source.before_wait = stop
         snapshot = here.snapshot()
-        with pytest.raises(KeyboardInterrupt):
-            here.source.collect()
+        with pytest.MonkeyPatch.context() as patch:
+            if isinstance(here.source, Reader):  # hosts may be so quick that there is nothing to wait for
+                patch.setattr(here.source.ring, "take", list)
+            with pytest.raises(KeyboardInterrupt):
+                here.source.collect()
         here.source.before_wait = lambda: None
         here.restore(snapshot)
         assert here.advance() == calm(kind)[1]
