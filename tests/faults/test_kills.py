@@ -292,6 +292,23 @@ def test_a_worker_that_can_not_be_replaced_ends_the_run(monkeypatch: pytest.Monk
         assert run.source.restarts == 0
 
 
+def test_a_spare_that_was_stopped_takes_nobodys_place() -> None:
+    """SIGSTOP, then a worker dies: the learner does not wait for a process that never listens."""
+    case = CASES["noisy"]
+    with case.start(**processes(2)) as run:
+        episodes = case.advance(run, 2)
+        wait_until(lambda: spare_of(run) is not None)
+        stopped = spare_of(run)
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        kill(run.source.place.pids[1])
+        episodes += case.advance(run, case.updates - 2)
+        assert stopped not in run.source.place.pids
+        assert run.source.restarts == 1
+        assert bits_of(run, episodes) == calm("noisy")
+    assert is_gone(stopped)
+
+
 def out_of_processes(server: ForkServer, name: str) -> None:
     raise BlockingIOError("EAGAIN")
 

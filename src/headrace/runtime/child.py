@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -32,6 +33,8 @@ from headrace.safe_path import VARIABLE as SAFE_PATH
 from headrace.safe_path import safe_path
 
 Target = Callable[[Line, Any], None]
+
+_AT_ONCE = 1 << 16  # bytes that fit into a line which nobody reads
 
 
 class Child:
@@ -82,8 +85,26 @@ class Child:
         """Have it run target(line, payload) when it is done with what it does now, and then end, if that is the last.
 
         The payload may hold lambdas and closures, and what it takes from the caller's script goes along by value.
+        Does not wait until it was read: a child that was stopped would never read it.
         """
-        self.line.send(cloudpickle.dumps((target, payload, is_last)))
+        data = cloudpickle.dumps((target, payload, is_last))
+        if len(data) <= _AT_ONCE:
+            self.line.send(data)
+        else:  # nothing else is sent until the child has answered, so nothing gets in between
+            threading.Thread(target=self._send, args=(data,), name=f"{self.name}-assignment", daemon=True).start()
+
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(OSError, TypeError):  # the line was closed meanwhile
+            self.line.send(data)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped (SIGSTOP), or stands in a debugger: it does not move, and has not ended."""
+        try:
+            with open(f"/proc/{self.pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] in "tT"
+        except OSError:
+            return False
 
     @property
     def has_ended(self) -> bool:

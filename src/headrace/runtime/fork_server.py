@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -75,7 +75,8 @@ class ForkServer:
             if self._server is None and self._fruitless < _FRUITLESS:
                 self._start()
             if self._server is not None and not self._is_ready:
-                self._is_ready = self._server.line.receive_nowait() == _READY
+                with self._talking_to(self._server):
+                    self._is_ready = self._server.line.receive_nowait() == _READY
                 self._fruitless = 0 if self._is_ready else self._fruitless
             return self._is_ready
 
@@ -87,13 +88,15 @@ class ForkServer:
             life = Life()
             try:
                 request = {"name": name, "path": sys.path, "folder": _folder()}
-                server.line.send(json.dumps(request).encode())
-                send_descriptors(server.line.connection, [theirs.fileno(), life.read_end.fileno()])
-                answer = json.loads(self._answer(server))
+                with self._talking_to(server):
+                    server.line.send(json.dumps(request).encode())
+                    send_descriptors(server.line.connection, [theirs.fileno(), life.read_end.fileno()])
+                    answer = json.loads(self._answer(server))
+                    if "error" not in answer:
+                        self._wait_for(server)
+                        (pidfd,) = receive_descriptors(server.line.connection, 1)
                 if "error" in answer:
                     raise OSError(answer["error"])
-                self._wait_for(server)
-                (pidfd,) = receive_descriptors(server.line.connection, 1)
             except BaseException:
                 ours.close()
                 life.end()  # should it have been forked all the same, it ends
@@ -104,9 +107,22 @@ class ForkServer:
             return Child(name, answer["pid"], pidfd, reap, Line(ours), life)
 
     def _start(self) -> None:
-        self._server = Child.spawn("headrace-fork-server", self._preload)
-        self._server.assign(_serve, None)
+        server = Child.spawn("headrace-fork-server", self._preload)
+        with self._talking_to(server):
+            server.assign(_serve, None)
+        self._server = server
         self._fruitless += 1
+
+    @contextlib.contextmanager
+    def _talking_to(self, server: Child) -> Iterator[None]:
+        """A question and its answer. Broken off in between, by Ctrl-C for instance, an answer may still be on its way,
+        which the next one who asks would take for their own: so this server ends, and another one will be started.
+        """
+        try:
+            yield
+        except BaseException:
+            self._bury(server)
+            raise
 
     def _bury(self, server: Child) -> str:
         """Reap it; returns how it ended."""
@@ -145,11 +161,10 @@ class ForkServer:
         with self._lock:
             if server.has_ended:
                 return None
-            server.line.send(json.dumps({"reap": pid}).encode())
-            try:
+            with contextlib.suppress(OSError), self._talking_to(server):
+                server.line.send(json.dumps({"reap": pid}).encode())
                 return int(json.loads(self._answer(server)))
-            except OSError:
-                return None
+            return None
 
 
 def _serve(line: Line, _: None) -> None:

@@ -61,7 +61,7 @@ class Standby:
         self._fruitless = 0
         while self._spares:
             spare = self._spares.pop(0)
-            if not spare.has_ended:
+            if not spare.has_ended and not spare.is_stopped:
                 spare.name = name
                 return spare
             spare.end(0.0)

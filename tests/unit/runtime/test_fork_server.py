@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -13,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import HeadraceError
-from headrace.runtime import standby
+from headrace.runtime import fork_server, standby
 from headrace.runtime.child import Child
 from headrace.runtime.fork_server import ForkServer
-from headrace.runtime.line import how_it_ended
+from headrace.runtime.line import Line, how_it_ended
 from headrace.runtime.standby import Standby
 from support.children import echo, leave
 from support.waiting import is_gone, wait_until
@@ -198,3 +199,56 @@ def test_spares_that_die_at_once_are_not_started_for_ever(spares: Standby) -> No
             wait([spare.sentinel], 10.0)
         spares.mend()
     assert len(seen) == 5
+
+
+@pytest.mark.parametrize("call", ["send", "_answer", "_wait_for", "receive_descriptors"])
+def test_a_question_that_is_broken_off_leaves_no_answer_to_the_next_one(
+    server: ForkServer, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at any moment of it: before it was sent, while the answer is on its way, and when half of it was read."""
+    first = server.fork("first")
+
+    def interrupted(*_: object) -> None:
+        if call != "send":
+            time.sleep(0.2)  # the answer is there by now
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if call == "send":
+            patch.setattr(Line, call, interrupted)
+        elif call == "receive_descriptors":
+            patch.setattr(fork_server, call, interrupted)
+        else:
+            patch.setattr(ForkServer, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            server.fork("broken off")
+    second = server.fork("second")
+    assert works(second)
+    wait_until(lambda: second.has_ended)
+    assert second.end(5.0) == 0
+    assert works(first), "children outlive their server"
+    wait_until(lambda: first.has_ended)
+    assert first.end(5.0) is None
+
+
+def test_a_reaping_that_is_broken_off_loses_an_exit_code_and_no_more(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = [server.fork("first"), server.fork("second")]
+    for child in children:
+        child.assign(leave, 3)
+        wait_until(lambda child=child: child.has_ended)  # type: ignore[misc]
+    answer = ForkServer._answer
+
+    def interrupted(self: ForkServer, asked: Child) -> bytes:
+        answer(self, asked)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ForkServer, "_answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            children[0].end(5.0)
+    assert [child.end(5.0) for child in children] == [None, None]
+    third = server.fork("third")
+    assert works(third)
+    third.end(5.0)

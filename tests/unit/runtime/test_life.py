@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -132,3 +133,20 @@ def test_a_child_that_another_thread_reaps_meanwhile_has_ended(monkeypatch: pyte
     finally:
         for descriptor in (*stranger, child.sentinel):
             os.close(descriptor)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_long_assignment_to_a_child_that_was_stopped_keeps_nobody_waiting(goes_on: bool) -> None:
+    """It gets there when the child goes on; if it never does, the child can still be ended."""
+    child = Child.spawn("one")
+    child.assign(echo, "awake", is_last=False)
+    assert said(child).endswith("awake")
+    os.kill(child.pid, signal.SIGSTOP)
+    wait_until(lambda: child.is_stopped)
+    child.assign(echo, "x" * (1 << 24))
+    if goes_on:
+        os.kill(child.pid, signal.SIGCONT)
+        assert len(said(child)) > 1 << 24
+        wait_until(lambda: child.has_ended)
+    assert child.end(0.0) == (0 if goes_on else -signal.SIGKILL)
+    wait_until(lambda: not any(thread.name.endswith("-assignment") for thread in threading.enumerate()))
