@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from headrace.memory.spaces import Space, leaves_of, shape_of
+from headrace.memory.spaces import ObservationSpace, Space, leaves_of, shape_of
 
 DROPPED_END, DROPPED = -1, -2
 """`step` of the invalid rows of a dropped episode: of its last row, and of those before it. Others count from 0."""
@@ -72,7 +72,7 @@ class Schema:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def rollout_schema(observation: Space, action: Space, n_steps: int, n_envs: int) -> Schema:
+def rollout_schema(observation: ObservationSpace, action: Space, n_steps: int, n_envs: int) -> Schema:
     """The schema of a rollout: raw observations and rewards, what the policy did, how episodes ran."""
     leaves = [(name, shape_of(leaf), leaf.dtype) for name, leaf in leaves_of(observation).items()]
     return Schema(
