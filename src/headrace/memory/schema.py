@@ -41,7 +41,7 @@ class Schema:
     n_steps: int
     n_envs: int
     fields: tuple[Field, ...]
-    leaves: tuple[str, ...] = ("obs",)
+    leaves: tuple[str, ...]
     """The fields that together are an observation; each has a last_ and a final_ field beside it."""
 
     def full_shape(self, field: Field) -> tuple[int, ...]:
