@@ -69,8 +69,6 @@ class LeafReader:
 
     def read(self, position: int, obs: Any) -> Any:
         """One as the slab holds it."""
-        if type(obs) is np.ndarray and obs.dtype is self.dtype and obs.shape == self.usual_shape and not self.is_ranged:
-            return obs
         if type(obs) in WHOLE and self.choices[0] <= obs < self.choices[1]:
             return obs
         try:

@@ -76,13 +76,13 @@ class SerialEnvs:
     def begin(self, first: Leaves) -> None:
         """Start every environment's current episode."""
         for position in range(self.num_envs):
-            self._start(position, first)
+            self._returns.write(position, self._reset(position), first)
 
     def abandon(self, position: int, first: Leaves) -> None:
         """Leave an episode where it is and start the next one."""
         self._episode[position] += 1
         self._step[position] = 0
-        self._start(position, first)
+        self._returns.write(position, self._reset(position), first)
 
     def restore(self, live: Sequence[LiveEpisode], first: Leaves, clamp: Clamp | None = None) -> Sequence[int]:
         """Replay every live episode to where its journal ends; returns the checksums of the replays."""
@@ -165,15 +165,14 @@ class SerialEnvs:
         if not is_terminated and not is_truncated:
             return obs
         row.terminated[position], row.truncated[position] = is_terminated, is_truncated
-        last = self._returns.observation(position, obs)
+        usual = self._returns.usual
+        is_usual = type(obs) is np.ndarray and obs.shape == usual.usual_shape and obs.dtype is usual.dtype
+        last = {usual.name: obs} if is_usual and not usual.is_ranged else self._returns.observation(position, obs)
         if not is_terminated:
             final(position, last)
         self._episode[position] += 1
         self._step[position] = 0
         return self._reset(position)
-
-    def _start(self, position: int, first: Leaves) -> None:
-        self._returns.write(position, self._reset(position), first)
 
     def _reset(self, position: int) -> Any:
         seed = self._seed_of(self._indices[position], int(self._episode[position]))
