@@ -55,7 +55,7 @@ class Parts:
 
     config: RunConfig
     topology: Topology
-    observation: spaces.Space
+    observation: spaces.ObservationSpace
     action: spaces.Space
     tile: int
     schedule: Schedule | None
@@ -99,7 +99,7 @@ class Parts:
             )
         saved = snapshot.state["config"]
         ours, theirs = self.config.topology, saved["topology"]
-        observation = spaces.decode(snapshot.state["observation_space"])
+        observation = spaces.decode_observation(snapshot.state["observation_space"])
         action = spaces.decode(snapshot.state["action_space"])
         difference = explain_difference(
             rollout_schema(self.observation, self.action, ours.n_steps, ours.n_envs),
@@ -136,7 +136,9 @@ def build_algorithm(config: AlgorithmConfig, flat: FlatParameters, seed: int) ->
     return algorithm
 
 
-def acting_policy(module: Module, config: AlgorithmConfig, observation: spaces.Space, action: spaces.Space) -> Module:
+def acting_policy(
+    module: Module, config: AlgorithmConfig, observation: spaces.ObservationSpace, action: spaces.Space
+) -> Module:
     """What acts and is trained: the policy itself, unless its algorithm says otherwise."""
     acting = getattr(_home(config), "acting", None)
     return module if acting is None else acting(module, observation, action, config)
@@ -154,7 +156,7 @@ def build_parts(
     keep_freed_memory()
     place = config.topology
 
-    def rehearsed(observation: spaces.Space, action: spaces.Space) -> Rehearsal:
+    def rehearsed(observation: spaces.ObservationSpace, action: spaces.Space) -> Rehearsal:
         policy = module or build_policy(config.policy, observation, action, 0)
         policy = acting_policy(policy, config.algorithm, observation, action)
         learns = build_algorithm if is_learning else None

@@ -24,6 +24,7 @@ from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import CheckpointError, HeadraceError
 from headrace.memory import spaces
 from headrace.memory.schema import rollout_schema
+from headrace.policies.config import SIZED
 from headrace.run_config import decode
 
 _SMALL = 1 << 24  # weights that any machine has room for: `auto` may build another policy than net_arch describes
@@ -41,7 +42,7 @@ class Fit:
     """Length of the flat parameter vector, and so of Adam's moments."""
     num_published: int
     """Length of the published vector: parameters and floating-point buffers."""
-    observation: spaces.Space
+    observation: spaces.ObservationSpace
     action: spaces.Space
 
 
@@ -95,8 +96,7 @@ def require_fit(snapshot: Snapshot, fit: Fit, weights_only: bool) -> None:
     """Raise unless a snapshot's arrays have the shapes of this run's."""
     if snapshot.origin is None:
         return
-    theirs = tuple(spaces.decode(snapshot.state[name]) for name in ("observation_space", "action_space"))
-    if not weights_only and theirs != (fit.observation, fit.action):
+    if not weights_only and _spaces(snapshot) != (fit.observation, fit.action):
         return  # another environment's: restoring it explains in which field they differ
     where = f"{snapshot.origin.source}: the checkpoint's parameters do not fit this policy"
     got = {name: tuple(tensor.shape) for name, tensor in snapshot.weights.items()}
@@ -152,15 +152,14 @@ def _require_options(config: Mapping[str, Any]) -> None:
 
 def _require_room(snapshot: Snapshot) -> None:
     """Layers must be there as weights, and rollouts must fit into this machine: numbers alone may claim anything."""
-    state, config = snapshot.state, snapshot.state["config"]
+    config = snapshot.state["config"]
     there = sum(tensor.numel() for tensor in snapshot.weights.values())
     sizes = config["policy"]["net_arch"]
     claimed = sum(a * b for a, b in pairwise(sizes)) + sum(sizes)
-    if config["policy"]["policy"] in ("MlpPolicy", "auto") and claimed > max(there, _SMALL):
+    if config["policy"]["policy"] in SIZED and claimed > max(there, _SMALL):
         raise FormError(f"config.policy.net_arch: expected layers of {there:,} weights, got {claimed:,}")
     topology = config["topology"]
-    observation, action = (spaces.decode(state[name]) for name in ("observation_space", "action_space"))
-    schema = rollout_schema(observation, action, topology["n_steps"], topology["n_envs"])
+    schema = rollout_schema(*_spaces(snapshot), topology["n_steps"], topology["n_envs"])
     pages = _PAGE * (topology["shards"] or 1)  # a slab begins on a page of its own
     needed = (topology["max_lag"] + 2) * (schema.size_bytes + pages + 4 * there)
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -171,3 +170,8 @@ def _require_room(snapshot: Snapshot) -> None:
     workers = topology["workers"]
     if workers != "auto" and int(workers) > 1024:
         raise FormError(f"config.topology.workers: expected at most 1024 from a file, got {workers[:20]}")
+
+
+def _spaces(snapshot: Snapshot) -> tuple[spaces.ObservationSpace, spaces.Space]:
+    state = snapshot.state
+    return spaces.decode_observation(state["observation_space"]), spaces.decode(state["action_space"])

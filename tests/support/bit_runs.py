@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 import headrace as hr
-from headrace.envs.adapters.gymnasium_spaces import describe
+from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation
 from support.bit_envs import Probe
 from support.toy_policies import own_policy
 
@@ -32,9 +32,7 @@ TESTS = Path(__file__).parents[1]
 
 def _own_policy() -> nn.Module:
     env = Probe("vector", "box_2d")
-    return own_policy(
-        describe(env.observation_space, "observation", "Probe"), describe(env.action_space, "action", "Probe")
-    )
+    return own_policy(describe_observation(env.observation_space, "Probe"), describe_action(env.action_space, "Probe"))
 
 
 @dataclass(frozen=True, eq=False)

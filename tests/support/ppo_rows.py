@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from headrace.envs.adapters.gymnasium_spaces import describe
+from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation
 from headrace.learning.batch import Batch, complete
 from headrace.learning.config import PpoConfig
 from headrace.learning.ppo_loss import Coefficients, Rows
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 def spaces_named(observation: str, action: str) -> tuple[Space, Space]:
     """Two spaces of bit_envs as headrace describes them."""
-    return describe(OBSERVATIONS[observation], "observation", "test"), describe(ACTIONS[action], "action", "test")
+    return describe_observation(OBSERVATIONS[observation], "test"), describe_action(ACTIONS[action], "test")
 
 
 def observations(name: str, count: int, seed: int) -> Array:

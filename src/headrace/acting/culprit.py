@@ -19,7 +19,7 @@ from headrace.envs.vector_env import EnvFailure, LiveEpisode
 from headrace.errors import EnvError, HeadraceError, NumericsError, ReplayError
 from headrace.memory.schema import DROPPED_END
 from headrace.memory.slab import Slab
-from headrace.memory.spaces import Leaves
+from headrace.memory.spaces import Leaves, in_words
 
 Array = npt.NDArray[Any]
 
@@ -67,12 +67,12 @@ class Culprit:
 
     def check_first(self, first: Leaves) -> None:
         """Refuse a first observation that is not finite."""
-        for leaf in first.values():
+        for name, leaf in first.items():
             bad = _bad_rows(leaf)
             if bad.any():
                 env = int(np.flatnonzero(bad)[0])
                 raise NumericsError(
-                    f"{self.named(env, 0, 0)}: the first observation is {shown(leaf[env].tolist())}{_ADVICE}"
+                    f"{self.named(env, 0, 0)}: the first {in_words(name)} is {shown(leaf[env].tolist())}{_ADVICE}"
                 )
 
     def check_replayed(
@@ -112,13 +112,12 @@ class Culprit:
                 )
             if t in finals:
                 break
-            for leaf in slab.rows[t].next_obs.values():
+            for name, leaf in slab.rows[t].next_obs.items():
                 bad = _bad_rows(leaf)
                 if bad.any():
                     env = int(np.flatnonzero(bad)[0])
-                    return NumericsError(
-                        f"{self.followed(env, slab, t)} has NaN or infinity: {shown(leaf[env].tolist())}{_ADVICE}"
-                    )
+                    where, got = self.followed(env, slab, t, name), shown(leaf[env].tolist())
+                    return NumericsError(f"{where} has NaN or infinity: {got}{_ADVICE}")
         if not finals:
             return None
         t = min(finals)
@@ -128,11 +127,11 @@ class Culprit:
         """The step of row t."""
         return self.named(env, int(slab.episode[t, env]), int(slab.step[t, env]))
 
-    def followed(self, env: int, slab: Slab, t: int) -> str:
+    def followed(self, env: int, slab: Slab, t: int, name: str) -> str:
         """The observation that followed row t: the next episode's first, if one ended there."""
         if slab.terminated[t, env] or slab.truncated[t, env] or slab.step[t, env] == DROPPED_END:
-            return f"{self.named(env, int(slab.episode[t, env]) + 1, 0)}: the first observation"
-        return f"{self.place(env, slab, t)}: the observation that followed"
+            return f"{self.named(env, int(slab.episode[t, env]) + 1, 0)}: the first {in_words(name)}"
+        return f"{self.place(env, slab, t)}: the {in_words(name)} that followed"
 
     def named(self, env: int, episode: int, step: int) -> str:
         """An environment's episode and step, in words."""

@@ -22,7 +22,7 @@ from headrace.envs.vector_env import VectorEnv
 from headrace.errors import EnvError
 from headrace.memory.schema import DROPPED, DROPPED_END
 from headrace.memory.slab import Slab, Word
-from headrace.memory.spaces import Box, Space, bounds, leaves_of
+from headrace.memory.spaces import Box, ObservationSpace, Space, bounds, in_words, leaves_of
 
 Array = npt.NDArray[Any]
 
@@ -59,7 +59,7 @@ class Inspection:
 class Outside:
     """Observations that lie outside of their Box. Choices are looked at in every row: they would be encoded wrongly."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: ObservationSpace) -> None:
         found = ((name, _bounds_to_check(leaf)) for name, leaf in leaves_of(space).items())
         self._bounds = [(name, *both) for name, both in found if both is not None]
 
@@ -102,11 +102,12 @@ def _is_outside(slab: Slab, name: str, low: Array, high: Array) -> bool:
 
 def _placed(slab: Slab, name: str, culprit: Culprit) -> Iterator[tuple[Callable[[int], str], Array]]:
     """All observations of a slab, and how to name the place of one by its index."""
-    yield lambda env: f"{culprit.place(env, slab, 0)}: the observation before this step", slab.obs[name][0]
+    what = in_words(name)
+    yield lambda env: f"{culprit.place(env, slab, 0)}: the {what} before this step", slab.obs[name][0]
     for t, row in enumerate(slab.rows):
-        yield partial(culprit.followed, slab=slab, t=t), row.next_obs[name]
+        yield partial(culprit.followed, slab=slab, t=t, name=name), row.next_obs[name]
     t_env = [divmod(row, slab.schema.n_envs) for row in slab.final_row.tolist()]
-    yield lambda i: f"{culprit.place(t_env[i][1], slab, t_env[i][0])}: the final observation", slab.final_obs[name]
+    yield lambda i: f"{culprit.place(t_env[i][1], slab, t_env[i][0])}: the final {what}", slab.final_obs[name]
 
 
 def _bounds_to_check(space: Space) -> tuple[Array, Array] | None:

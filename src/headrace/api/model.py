@@ -35,8 +35,9 @@ from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import HeadraceError, SchemaError, UsageError
 from headrace.inference.local import LocalInference
 from headrace.loading import Fit, admit, read_from, require_fit
-from headrace.memory.spaces import shape_of
+from headrace.memory.spaces import as_rows, shape_of
 from headrace.plain_text import message_of
+from headrace.policies.config import BUILT_IN
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module
 from headrace.policies.threads import torch_threads
@@ -54,7 +55,6 @@ logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 Callback = Callable[[Record], bool | None]
-_OWN_POLICIES = ("MlpPolicy", "CnnPolicy", "auto")
 
 
 class Model:
@@ -167,23 +167,20 @@ class Model:
         self, observation: Any, state: None = None, episode_start: None = None, deterministic: bool = False
     ) -> tuple[Array, None]:
         """Actions for one observation or a batch, as the environment wants them; `state` is for SB3's signature."""
-        parts, space = self._parts, self._parts.observation
-        obs = np.asarray(observation)
-        is_single = obs.shape == shape_of(space)
-        if not is_single and obs.shape[1:] != shape_of(space):
-            raise SchemaError(f"predict: expected observations of shape {shape_of(space)} or [n, ...], got {obs.shape}")
-        if not np.can_cast(obs.dtype, space.dtype, "same_kind"):
-            raise SchemaError(f"predict: expected dtype {space.dtype}, got {obs.dtype}")
-        rows = np.ascontiguousarray(obs[None] if is_single else obs, space.dtype)
-        noise = None
+        parts = self._parts
+        try:
+            rows, is_single = as_rows(parts.observation, observation)
+        except SchemaError as error:
+            raise SchemaError(f"predict: {error}") from error
+        count, noise = len(next(iter(rows.values()))), None
         if not deterministic:
             spec = as_policy(parts.module).noise
-            drawn = build_noise(spec, range(len(rows)), parts.config.seed, Purpose.EVALUATION_NOISE)
-            noise = drawn.draw(np.full(len(rows), self._predictions), 1)[0]
+            drawn = build_noise(spec, range(count), parts.config.seed, Purpose.EVALUATION_NOISE)
+            noise = drawn.draw(np.full(count, self._predictions), 1)[0]
             self._predictions += 1
-        actions = np.empty((len(rows), *shape_of(parts.action)), parts.action.dtype)
+        actions = np.empty((count, *shape_of(parts.action)), parts.action.dtype)
         with torch_threads(1):
-            LocalInference(parts.module, space, parts.action, parts.tile).act({"obs": rows}, noise, actions)
+            LocalInference(parts.module, parts.observation, parts.action, parts.tile).act(rows, noise, actions)
         actions = sender(parts.action)(actions)
         return (actions[0] if is_single else actions), None
 
@@ -243,7 +240,7 @@ class Model:
                 f"expected a checkpoint of {cls.algorithm}, got one of {config.algorithm.name}; "
                 f"load it with hr.{config.algorithm.name.upper()}"
             )
-        if policy is None and config.policy.policy not in _OWN_POLICIES:
+        if policy is None and config.policy.policy not in BUILT_IN:
             raise UsageError(
                 f"the run's policy was a module of its own ({config.policy.policy}); pass policy=... again"
             )

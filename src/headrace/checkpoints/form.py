@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.memory.spaces import decode, decode_observation, leaves_of, shape_of
+
 Array = npt.NDArray[Any]
 Check = Callable[[Any, str], None]
 
@@ -200,8 +202,8 @@ def require_form(state: Mapping[str, Any], episodes: Mapping[str, Array]) -> Non
     at_least(config=CONFIG)(state, "state")
     mapping(_option)(state["config"]["algorithm"], "config.algorithm")
     n_envs = state["config"]["topology"]["n_envs"]
-    last_obs = episodes.get("last_obs")
-    if last_obs is None or last_obs.shape[:1] != (n_envs,):  # before a list of that length is asked for
+    last = [array for name, array in episodes.items() if name.startswith("last_")]
+    if not last or any(array.shape[:1] != (n_envs,) for array in last):  # before a list of that length is asked for
         _refuse("config.topology.n_envs", "the number of last observations in episodes.safetensors", n_envs)
     _state(n_envs)(state, "")
     ledger = state["source"]["ledger"]
@@ -242,8 +244,9 @@ def _state(n_envs: int) -> Check:
 
 
 def _require_arrays(state: Mapping[str, Any], arrays: Mapping[str, Array], n_envs: int) -> None:
-    observation, action = state["observation_space"], state["action_space"]
-    names = {"last_obs", "noise_counter", "lengths", "actions", "checksum"}
+    action = decode(state["action_space"])
+    last = {f"last_{name}": leaf for name, leaf in leaves_of(decode_observation(state["observation_space"])).items()}
+    names = {"noise_counter", "lengths", "actions", "checksum", *last}
     _require_names(dict(arrays), "episodes", names, names | {"published"})
     for name in ("noise_counter", "lengths"):
         _require_array(name, arrays[name], (n_envs,), "int64")
@@ -251,9 +254,10 @@ def _require_arrays(state: Mapping[str, Any], arrays: Mapping[str, Array], n_env
             _refuse(f"episodes.{name}", "numbers of at least 0", arrays[name])
     _require_array("checksum", arrays["checksum"], (n_envs,), "uint64")
     total = sum(arrays["lengths"].tolist())  # in whole numbers that can't overflow
-    _require_array("last_obs", arrays["last_obs"], (n_envs, *observation.get("shape", [])), observation["dtype"])
-    _require_array("actions", arrays["actions"], (total, *action.get("shape", [])), action["dtype"])
-    for name in ("last_obs", "actions", "published"):
+    for name, leaf in last.items():
+        _require_array(name, arrays[name], (n_envs, *shape_of(leaf)), leaf.dtype)
+    _require_array("actions", arrays["actions"], (total, *shape_of(action)), action.dtype)
+    for name in (*last, "actions", "published"):
         require_no_nan(f"episodes.{name}", arrays.get(name))
 
 

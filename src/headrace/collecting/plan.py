@@ -22,7 +22,7 @@ from headrace.episodes.standing import Standing
 from headrace.errors import EnvError
 from headrace.memory.crash_note import CrashNote
 from headrace.memory.schema import Schema
-from headrace.memory.spaces import Space
+from headrace.memory.spaces import ObservationSpace, Space
 from headrace.policies.noise import CounterNoise, NoiseSpec
 from headrace.policies.policy import Module
 
@@ -37,7 +37,7 @@ class HostPlan:
     schemas: tuple[Schema, ...]
     module: Module
     noise: NoiseSpec
-    observation: Space
+    observation: ObservationSpace
     action: Space
     tile: int
     pick_up_rows: int

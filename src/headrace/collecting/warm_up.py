@@ -13,7 +13,7 @@ import contextlib
 import numpy as np
 
 from headrace.inference.local import LocalInference
-from headrace.memory.spaces import Space, leaves_of, shape_of
+from headrace.memory.spaces import ObservationSpace, Space, leaves_of, shape_of
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import as_policy, build_policy
 from headrace.policies.threads import torch_threads
@@ -23,13 +23,13 @@ from headrace.weights.flat import FlatParameters
 from headrace.weights.store import Replica, WeightStore
 
 
-def warm_up(line: Line, spaces: tuple[Space, Space]) -> None:
+def warm_up(line: Line, spaces: tuple[ObservationSpace, Space]) -> None:
     """A target for children; spaces that the shipped policies do not take are no reason to fail."""
     with torch_threads(1), contextlib.suppress(Exception):
         act_once(*spaces)
 
 
-def act_once(observation: Space, action: Space) -> None:
+def act_once(observation: ObservationSpace, action: Space) -> None:
     """Publish, load, act."""
     rows = SMALLEST_TILE
     flat = FlatParameters(build_policy(PolicyConfig(net_arch=(4,)), observation, action, 0))

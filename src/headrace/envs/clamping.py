@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.memory.spaces import Box, Space, bounds, leaves_of
+from headrace.memory.spaces import Box, ObservationSpace, Space, bounds, leaves_of
 
 Array = npt.NDArray[Any]
 LIMIT = 1e6  # what an infinity becomes where its Box has no nearer bound
@@ -21,7 +21,7 @@ LIMIT = 1e6  # what an infinity becomes where its Box has no nearer bound
 class Clamp:
     """Clamps observations of one space, and rewards."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: ObservationSpace) -> None:
         self._limits = {name: _limits(leaf) for name, leaf in leaves_of(space).items()}
 
     def observations(self, name: str, values: Array) -> Array:

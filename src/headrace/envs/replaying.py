@@ -22,7 +22,7 @@ from headrace.envs.returns import Returns
 from headrace.envs.vector_env import LiveEpisode
 from headrace.errors import ReplayError
 from headrace.memory.checksum import begin, extend
-from headrace.memory.spaces import Space, empty_leaves, shape_of
+from headrace.memory.spaces import Leaves, ObservationSpace, Space, empty_leaves, shape_of
 
 Array = npt.NDArray[Any]
 Step = Callable[[Any], tuple[Any, ...]]
@@ -36,7 +36,7 @@ class Replay:
         self,
         step: Step,
         first_obs: Any,
-        spaces: tuple[Space, Space],
+        spaces: tuple[ObservationSpace, Space],
         episode_id: tuple[int, int],
         position: int = 0,
         clamp: Clamp | None = None,
@@ -54,12 +54,13 @@ class Replay:
         self._flags = np.zeros((3, _ROWS, 1), np.bool_)  # terminated, truncated, valid
         self._flags[2] = True
         self._rows = 0  # not taken in yet
-        self._cut: list[Any] = []  # the observation in which it was cut
+        self._cut: list[Leaves] = []  # the observation in which it was cut
 
     def step(self, action: Any, sent: Any) -> tuple[float, bool, bool]:
         """One step with an action as recorded, and as sent. Returns the reward as slabs hold it, and the flags."""
         row = self._rows
-        self._leaves["obs"][row, 0, ...] = self.stored()  # before the step: an environment may reuse its array
+        for name, leaf in self.stored().items():  # before the step: an environment may reuse its arrays
+            self._leaves[name][row, 0, ...] = leaf
         self._actions[row, 0] = action
         try:
             self.obs, reward, terminated, truncated, _ = self._step(sent)
@@ -92,7 +93,8 @@ class Replay:
             return
         final = empty_leaves(self._space, len(self._cut))
         for number, obs in enumerate(self._cut):
-            final["obs"][number, ...] = obs
+            for name, leaf in obs.items():
+                final[name][number, ...] = leaf
         leaves = {name: leaf[:rows] for name, leaf in self._leaves.items()}
         terminated, truncated, valid = self._flags[:, :rows]
         after = extend(
@@ -102,10 +104,13 @@ class Replay:
         )  # fmt: skip
         self._checksum[0] = after[-1, 0]  # not that of the episode that would follow
 
-    def stored(self) -> Array:
+    def stored(self) -> Leaves:
         """The present observation, as a slab holds it."""
-        obs = np.asarray(self._returns.observation(self._position, self.obs), self._space.dtype)
-        return obs if self._clamp is None else self._clamp.observations("obs", obs)
+        read = self._returns.observation(self._position, self.obs)
+        obs = {name: np.asarray(leaf, self._leaves[name].dtype) for name, leaf in read.items()}
+        return (
+            obs if self._clamp is None else {name: self._clamp.observations(name, leaf) for name, leaf in obs.items()}
+        )
 
 
 def require_seed(live: LiveEpisode, seed: int) -> None:
@@ -122,7 +127,7 @@ def bring_back(
     position: int,
     step: Step,
     first_obs: Any,
-    spaces: tuple[Space, Space],
+    spaces: tuple[ObservationSpace, Space],
     clamp: Clamp | None = None,
     counts: Array | None = None,
 ) -> Replay:

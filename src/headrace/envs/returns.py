@@ -3,7 +3,7 @@
     obs, reward, terminated, truncated --the step loop takes the usual types itself--> slab
                                        --anything else--> Returns --> slab, or EnvFailure with expected and got
 
-    observation   an array of the space's shape; lists and tensors too. Nothing is wrapped, cut or broadcast.
+    observation   by leaf, an array of the leaf's shape; lists and tensors too. Nothing is wrapped, cut or broadcast.
     reward        one real number that fits float32; NaN and infinity are the business of nan_policy (mended)
     flags         True or False, or a number that is 0 or 1
     info          is not read
@@ -25,21 +25,35 @@ import numpy.typing as npt
 
 from headrace.envs.raising import require_own
 from headrace.envs.vector_env import EnvFailure
-from headrace.memory.spaces import Box, Discrete, MultiDiscrete, Space, shape_of
+from headrace.memory.spaces import (
+    Box,
+    Discrete,
+    Leaves,
+    MultiDiscrete,
+    ObservationSpace,
+    Space,
+    in_words,
+    leaves_of,
+    shape_of,
+    split,
+)
 
 Array = npt.NDArray[Any]
 
 PLAIN = frozenset((float, int, bool, np.float64, np.float32, np.int64, np.int32, np.bool_))
 """Types of rewards that need no second look."""
+WHOLE = (int, np.int64)
+"""Types of single choices that need no second look."""
 _NUMERIC = "?bhilqBHILQefd"
 _MOST_REWARD = float(np.finfo(np.float32).max)
 _SHOWN = 80  # characters of a value in a message
 
 
-class Returns:
-    """Reads what environments with this observation space return."""
+class LeafReader:
+    """Reads one array of an observation."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, name: str, space: Space) -> None:
+        self.name, self._what = name, in_words(name)
         self.shape, self.dtype = shape_of(space), np.dtype(space.dtype)
         self._space = space
         casting: Any = "same_kind" if self.dtype.kind == "f" else "safe"
@@ -53,34 +67,96 @@ class Returns:
         self.choices = (self._least, self._beyond) if isinstance(space, Discrete) else (0, 0)
         """The range of numbers that the step loop takes itself."""
 
-    def observation(self, position: int, obs: Any) -> Any:
-        """One observation as the slab holds it."""
-        if type(obs) in (int, np.int64) and self.choices[0] <= obs < self.choices[1]:
+    def read(self, position: int, obs: Any) -> Any:
+        """One as the slab holds it."""
+        if type(obs) in WHOLE and self.choices[0] <= obs < self.choices[1]:
             return obs
         try:
             array = np.asarray(_arrays(obs, self.shape))
         except BaseException as error:
-            require_own(error, "an observation")
+            require_own(error, f"an {self._what}")
             why = "" if isinstance(error, _NoArrayError) else f" ({type(error).__name__}: {error})"
             raise EnvFailure(
-                position, f"returned {shown(obs)}, which is no array of shape {self.shape} and dtype {self.dtype}{why}"
+                position,
+                f"returned the {self._what} {shown(obs)}, which is no array of shape {self.shape} and dtype "
+                f"{self.dtype}{why}",
             ) from error
         if array.shape != self.shape:
-            raise EnvFailure(position, f"returned an observation of shape {array.shape}, expected {self.shape}")
+            raise EnvFailure(position, f"returned an {self._what} of shape {array.shape}, expected {self.shape}")
         return self._stored(array[None], position)[0]
 
-    def observations(self, values: Any, num_envs: int) -> Array:
+    def read_pool(self, values: Any, num_envs: int) -> Array:
         """Those of a whole pool."""
-        array, shape = _pooled("observations", values), (num_envs, *self.shape)
+        array, shape = _pooled(f"{self._what}s", values), (num_envs, *self.shape)
         if array.shape != shape:
-            raise EnvFailure(0, f"returned observations of shape {array.shape}, expected {shape}")
+            raise EnvFailure(0, f"returned {self._what}s of shape {array.shape}, expected {shape}")
         return self._stored(array, 0)
 
-    def require_range(self, observations: Array) -> None:
-        """Refuse the first of some stored observations that is none of the space's choices."""
-        is_bad = (observations < self._least) | (observations >= self._beyond)
+    def require_range(self, values: Array) -> None:
+        """Refuse the first of some stored ones that is none of the space's choices."""
+        is_bad = (values < self._least) | (values >= self._beyond)
         if is_bad.any():
-            self._refuse_range(observations, is_bad, 0)
+            self._refuse_range(values, is_bad, 0)
+
+    def _stored(self, array: Array, position: int) -> Array:
+        """[n, ...] of the right shape, in the space's dtype; the first belongs to `position`."""
+        if array.dtype != self.dtype:
+            if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+                raise EnvFailure(position, f"returned an {self._what} of dtype {array.dtype}, expected {self.dtype}")
+            array = self._cast(array, position)
+        if not isinstance(self._space, Box):
+            is_bad = (array < self._least) | (array >= self._beyond)
+            if is_bad.any():
+                self._refuse_range(array, is_bad, position)
+        return array
+
+    def _cast(self, array: Array, position: int) -> Array:
+        """In the space's dtype; a number that does not fit is refused, where numpy would wrap it."""
+        with np.errstate(over="ignore"):
+            cast = array.astype(self.dtype)
+        is_bad = cast != array if self.dtype.kind in "iu" else np.isfinite(array) & ~np.isfinite(cast)
+        if array.dtype.kind in "iu" and self.dtype.kind in "iu":
+            is_bad = is_bad | ((cast < 0) != (array < 0))  # int64 and uint64 have no common type to compare them in
+        if is_bad.any():
+            at = tuple(np.argwhere(is_bad)[0].tolist())
+            raise EnvFailure(
+                position + at[0],
+                f"returned an {self._what} with {shown(array[at].item())}{_entry(at)}, which does not fit its dtype: "
+                f"expected {self.dtype}",
+            )
+        return cast
+
+    def _refuse_range(self, array: Array, is_bad: Array, position: int) -> None:
+        at = tuple(np.argwhere(is_bad)[0].tolist())
+        least, beyond = (int(np.broadcast_to(one, self.shape)[at[1:]]) for one in (self._least, self._beyond))
+        raise EnvFailure(
+            position + at[0],
+            f"returned the {self._what} {shown(array[at].item())}{_entry(at)}, expected {least} to {beyond - 1} "
+            f"({type(self._space).__name__})",
+        )
+
+
+class Returns:
+    """Reads what environments with this observation space return."""
+
+    def __init__(self, space: ObservationSpace) -> None:
+        self._space = space
+        self._leaves = {name: LeafReader(name, leaf) for name, leaf in leaves_of(space).items()}
+        self.usual = next(iter(self._leaves.values()))
+        """Of the one array that an observation is: the step loop takes the usual ones itself."""
+
+    def observation(self, position: int, obs: Any) -> dict[str, Any]:
+        """One observation by leaf, as the slab holds it."""
+        return {name: self._leaves[name].read(position, part) for name, part in split(self._space, obs).items()}
+
+    def write(self, position: int, obs: Any, out: Leaves) -> None:
+        """The same, into its place in a row."""
+        for name, part in split(self._space, obs).items():
+            out[name][position] = self._leaves[name].read(position, part)
+
+    def observations(self, values: Any, num_envs: int) -> Leaves:
+        """Those of a whole pool."""
+        return {name: self._leaves[name].read_pool(part, num_envs) for name, part in split(self._space, values).items()}
 
     def reward(self, position: int, value: Any) -> float:
         """A reward as a number."""
@@ -121,43 +197,6 @@ class Returns:
         if is_bad.any():
             self.reward(int(np.argmax(is_bad)), float(array[np.argmax(is_bad)]))
         return array
-
-    def _stored(self, array: Array, position: int) -> Array:
-        """[n, ...] of the right shape, in the space's dtype; the first belongs to `position`."""
-        if array.dtype != self.dtype:
-            if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-                raise EnvFailure(position, f"returned an observation of dtype {array.dtype}, expected {self.dtype}")
-            array = self._cast(array, position)
-        if not isinstance(self._space, Box):
-            is_bad = (array < self._least) | (array >= self._beyond)
-            if is_bad.any():
-                self._refuse_range(array, is_bad, position)
-        return array
-
-    def _cast(self, array: Array, position: int) -> Array:
-        """In the space's dtype; a number that does not fit is refused, where numpy would wrap it."""
-        with np.errstate(over="ignore"):
-            cast = array.astype(self.dtype)
-        is_bad = cast != array if self.dtype.kind in "iu" else np.isfinite(array) & ~np.isfinite(cast)
-        if array.dtype.kind in "iu" and self.dtype.kind in "iu":
-            is_bad = is_bad | ((cast < 0) != (array < 0))  # int64 and uint64 have no common type to compare them in
-        if is_bad.any():
-            at = tuple(np.argwhere(is_bad)[0].tolist())
-            raise EnvFailure(
-                position + at[0],
-                f"returned an observation with {shown(array[at].item())}{_entry(at)}, which does not fit its dtype: "
-                f"expected {self.dtype}",
-            )
-        return cast
-
-    def _refuse_range(self, array: Array, is_bad: Array, position: int) -> None:
-        at = tuple(np.argwhere(is_bad)[0].tolist())
-        least, beyond = (int(np.broadcast_to(one, self.shape)[at[1:]]) for one in (self._least, self._beyond))
-        raise EnvFailure(
-            position + at[0],
-            f"returned the observation {shown(array[at].item())}{_entry(at)}, expected {least} to {beyond - 1} "
-            f"({type(self._space).__name__})",
-        )
 
 
 def shown(value: Any) -> str:

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.actions import sender
-from headrace.envs.adapters.gymnasium_spaces import describe, require_alike
+from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation, require_alike
 from headrace.envs.clamping import Clamp
 from headrace.envs.raising import failure
 from headrace.envs.replaying import bring_back, require_seed
-from headrace.envs.returns import PLAIN, Returns
+from headrace.envs.returns import PLAIN, WHOLE, Returns
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
 from headrace.errors import EnvError, HeadraceError
 from headrace.memory.crash_note import CLOSE, DOING, MAKE, NOTHING, POSITION, REPLAY, RESET, STEP, CrashNote
@@ -62,8 +62,8 @@ class SerialEnvs:
             self._note[DOING] = NOTHING
             env = self._envs[0]
             where = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-            self.observation_space = describe(env.observation_space, "observation", where)
-            self.action_space = describe(env.action_space, "action", where)
+            self.observation_space = describe_observation(env.observation_space, where)
+            self.action_space = describe_action(env.action_space, where)
             require_alike(self._envs, self._indices, where)
         except BaseException:
             self.close()
@@ -76,13 +76,13 @@ class SerialEnvs:
     def begin(self, first: Leaves) -> None:
         """Start every environment's current episode."""
         for position in range(self.num_envs):
-            self._start(position, first)
+            self._returns.write(position, self._reset(position), first)
 
     def abandon(self, position: int, first: Leaves) -> None:
         """Leave an episode where it is and start the next one."""
         self._episode[position] += 1
         self._step[position] = 0
-        self._start(position, first)
+        self._returns.write(position, self._reset(position), first)
 
     def restore(self, live: Sequence[LiveEpisode], first: Leaves, clamp: Clamp | None = None) -> Sequence[int]:
         """Replay every live episode to where its journal ends; returns the checksums of the replays."""
@@ -92,7 +92,7 @@ class SerialEnvs:
             require_seed(one, self._seed_of(self._indices[position], one.episode))
             self._episode[position], self._step[position] = one.episode, 0
             replay = bring_back(one, position, self._steps[position], self._reset(position), spaces, clamp, self._step)
-            first["obs"][position] = self._returns.observation(position, replay.obs)
+            self._returns.write(position, replay.obs, first)
             checksums.append(replay.checksum)
         self._note[DOING] = NOTHING
         return checksums
@@ -106,9 +106,9 @@ class SerialEnvs:
         row.episode[:] = self._episode
         row.step[:] = self._step
         self._step += 1
-        out, returns = row.next_obs["obs"], self._returns
-        array, shape, dtype, fits = np.ndarray, returns.usual_shape, returns.dtype, returns.fits
-        least, beyond = returns.choices
+        returns, usual = self._returns, self._returns.usual
+        out, array, shape = row.next_obs[usual.name], np.ndarray, usual.usual_shape
+        dtype, fits, (least, beyond) = usual.dtype, usual.fits, usual.choices
         note = self._note
         note[DOING], position = STEP, 0
         try:
@@ -121,18 +121,18 @@ class SerialEnvs:
                 ):
                     obs = self._end(position, row, obs, terminated, truncated, final)
                 if (type(obs) is array and obs.shape == shape and (obs.dtype is dtype or obs.dtype in fits)) or (
-                    type(obs) is int and least <= obs < beyond
+                    type(obs) in WHOLE and least <= obs < beyond
                 ):
                     out[position] = obs
                 else:
-                    out[position] = returns.observation(position, obs)
+                    returns.write(position, obs, row.next_obs)
                 position += 1
         except (HeadraceError, EnvFailure):
             raise
         except BaseException as error:
             raise failure(position, self._indices[position], error) from error
-        if returns.is_ranged:
-            returns.require_range(out)
+        if usual.is_ranged:
+            usual.require_range(out)
         if not PLAIN.issuperset(map(type, rewards)):
             rewards = returns.rewards(rewards)
         note[DOING] = NOTHING
@@ -165,17 +165,14 @@ class SerialEnvs:
         if not is_terminated and not is_truncated:
             return obs
         row.terminated[position], row.truncated[position] = is_terminated, is_truncated
-        returns = self._returns
-        is_usual = type(obs) is np.ndarray and obs.shape == returns.usual_shape and obs.dtype is returns.dtype
-        last = obs if is_usual and not returns.is_ranged else returns.observation(position, obs)
+        usual = self._returns.usual
+        is_usual = type(obs) is np.ndarray and obs.shape == usual.usual_shape and obs.dtype is usual.dtype
+        last = {usual.name: obs} if is_usual and not usual.is_ranged else self._returns.observation(position, obs)
         if not is_terminated:
-            final(position, {"obs": last})
+            final(position, last)
         self._episode[position] += 1
         self._step[position] = 0
         return self._reset(position)
-
-    def _start(self, position: int, first: Leaves) -> None:
-        first["obs"][position] = self._returns.observation(position, self._reset(position))
 
     def _reset(self, position: int) -> Any:
         seed = self._seed_of(self._indices[position], int(self._episode[position]))

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from headrace.envs.clamping import Clamp
 from headrace.memory.slab import Row
-from headrace.memory.spaces import Leaves, Space
+from headrace.memory.spaces import Leaves, ObservationSpace, Space
 
 Array = npt.NDArray[Any]
 FinalObs = Callable[[int, dict[str, Any]], None]
@@ -59,7 +59,7 @@ class VectorEnv(Protocol):
     """B environments of one shard, stepped together."""
 
     num_envs: int
-    observation_space: Space
+    observation_space: ObservationSpace
     action_space: Space
     skips_rows: bool
 

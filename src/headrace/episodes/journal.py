@@ -21,7 +21,7 @@ import numpy.typing as npt
 from headrace.memory.checksum import begin, extend_by_slab
 from headrace.memory.schema import DROPPED_END
 from headrace.memory.slab import Slab
-from headrace.memory.spaces import Space, empty_leaves
+from headrace.memory.spaces import ObservationSpace, Space, empty_leaves
 
 Array = npt.NDArray[Any]
 
@@ -29,7 +29,9 @@ Array = npt.NDArray[Any]
 class Journal:
     """The live episodes of all environments of a run."""
 
-    def __init__(self, n_envs: int, seed_of: Callable[[int, int], int], observation: Space, action: Space) -> None:
+    def __init__(
+        self, n_envs: int, seed_of: Callable[[int, int], int], observation: ObservationSpace, action: Space
+    ) -> None:
         self.seed_of = seed_of
         self.spaces = observation, action
         self.episode = [0] * n_envs

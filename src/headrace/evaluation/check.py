@@ -33,7 +33,7 @@ from headrace.envs.seeds import SHORT, Purpose
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import EnvError
 from headrace.evaluation.trace import MOST_ROWS, MOST_S, Job, Key, Trace, played
-from headrace.memory.spaces import Space
+from headrace.memory.spaces import ObservationSpace, Space, in_words, leaves_of
 
 INSTANCES = 3
 POOL = 4  # environments of a pool, and of its two halves together
@@ -65,7 +65,7 @@ class Checked:
     """What was found."""
 
     name: str
-    observation: Space
+    observation: ObservationSpace
     action: Space
     env_class: str
     evidence: str
@@ -79,7 +79,7 @@ class Checked:
         """For people."""
         lines = [
             f"environment   {self.name}",
-            f"observation   {_short(self.observation)}",
+            *(f"{in_words(name):<13} {_short(leaf)}" for name, leaf in leaves_of(self.observation).items()),
             f"action        {_short(self.action)}",
             f"class         {self.env_class}: {self.evidence}",
         ]

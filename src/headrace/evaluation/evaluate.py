@@ -19,7 +19,7 @@ from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.errors import EnvError, NumericsError
 from headrace.memory.schema import DROPPED_END
 from headrace.memory.slab import Row
-from headrace.memory.spaces import Leaves, empty_leaves, shape_of
+from headrace.memory.spaces import Leaves, empty_leaves, in_words, shape_of
 
 Array = npt.NDArray[Any]
 
@@ -70,8 +70,8 @@ def evaluate(
             act(obs, number, action)
             envs.step(row, _ignore)
             _require_finite(row.reward, "reward", played, length)
-            for leaf in following.values():
-                _require_finite(leaf, "observation that followed", played, length)
+            for name, leaf in following.items():
+                _require_finite(leaf, f"{in_words(name)} that followed", played, length)
             total += row.reward * row.valid
             length += row.valid
             is_dropped = row.step == DROPPED_END

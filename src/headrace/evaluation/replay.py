@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium as gym
 
 from headrace.envs.actions import sender
-from headrace.envs.adapters.gymnasium_spaces import describe
+from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation
 from headrace.envs.replaying import Replay
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import EnvFailure
@@ -66,8 +66,8 @@ def replay_episode(spec: EnvSpec, seed: int, recorded: RecordedEpisode, look: Lo
     env, count = spec.make(), 0
     try:
         spaces = (
-            describe(env.observation_space, "observation", spec.name),
-            describe(env.action_space, "action", spec.name),
+            describe_observation(env.observation_space, spec.name),
+            describe_action(env.action_space, spec.name),
         )
         actions = recorded.actions
         wanted = spaces[1].dtype, shape_of(spaces[1])

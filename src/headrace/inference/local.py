@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from headrace.errors import UsageError
-from headrace.memory.spaces import Leaves, Space, as_seen, leaves_of, shape_of
+from headrace.memory.spaces import Leaves, ObservationSpace, Space, as_seen, leaves_of, shape_of
 from headrace.policies.networks import MlpPolicy, as_policy
 from headrace.policies.plain_mlp import PlainMlpAct, acts_compiled
 from headrace.policies.tiles import SMALLEST_TILE, spans
@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 class LocalInference:
     """One policy replica acting on tiles."""
 
-    def __init__(self, module: nn.Module, observation: Space, action: Space, tile: int) -> None:
+    def __init__(self, module: nn.Module, observation: ObservationSpace, action: Space, tile: int) -> None:
         if tile < SMALLEST_TILE:
             raise UsageError(f"tile: expected at least {SMALLEST_TILE} rows, got {tile}; smaller batches change bits")
         self._policy = as_policy(module)

@@ -18,7 +18,7 @@ import torch
 
 from headrace.errors import HeadraceError
 from headrace.inference.local import LocalInference
-from headrace.memory.spaces import Leaves, Space, as_seen, leaves_of, made_up, shape_of
+from headrace.memory.spaces import Leaves, ObservationSpace, Space, as_seen, leaves_of, made_up, shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module
 from headrace.policies.tiles import LARGEST_TILE, default_tile
@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 _LEAST_ROWS = 64  # rounding differs in some rows only: few of them could come out the same by chance
 
 
-def fitting_tile(module: Module, observation: Space, action: Space, n_envs: int, asked: int = 0) -> int:
+def fitting_tile(module: Module, observation: ObservationSpace, action: Space, n_envs: int, asked: int = 0) -> int:
     """The tile to act with: the one asked for, or the smallest from the default on that passes the test here."""
     tile = asked or default_tile(n_envs, as_policy(module).largest_tile)
     while True:
@@ -45,7 +45,7 @@ class TileError(HeadraceError):
     """A row's bits depend on its place."""
 
 
-def self_test(module: Module, observation: Space, action: Space, tile: int) -> None:
+def self_test(module: Module, observation: ObservationSpace, action: Space, tile: int) -> None:
     """Raise unless rows come out bit for bit the same at any place in a tile and among any neighbours."""
     rng = np.random.default_rng(0)
     policy, inference = as_policy(module), LocalInference(module, observation, action, tile)

@@ -28,7 +28,7 @@ from headrace.launch.rehearsal import Rehearsal
 from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab, slab_bytes
-from headrace.memory.spaces import Space, empty_leaves
+from headrace.memory.spaces import ObservationSpace, Space, empty_leaves
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Survey:
     """What one look at the environment showed."""
 
     topology: Topology
-    observation: Space
+    observation: ObservationSpace
     action: Space
     env: EnvSpec  # as it is to be built from now on
 
@@ -72,7 +72,7 @@ def survey(
     spec: EnvSpec,
     seed: int,
     config: TopologyConfig,
-    rehearsed: Callable[[Space, Space], Rehearsal] = lambda observation, action: Rehearsal(),
+    rehearsed: Callable[[ObservationSpace, Space], Rehearsal] = lambda observation, action: Rehearsal(),
     replayed_shards: int | None = None,
 ) -> Survey:
     """Build one environment, look at its spaces, settle the topology. `rehearsed` is asked if it matters."""

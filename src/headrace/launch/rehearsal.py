@@ -23,7 +23,7 @@ from headrace.learning.config import AlgorithmConfig
 from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab, slab_bytes
-from headrace.memory.spaces import Space, leaves_of, made_up, shape_of
+from headrace.memory.spaces import ObservationSpace, Space, leaves_of, made_up, shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module
 from headrace.policies.threads import torch_threads
@@ -44,7 +44,7 @@ class Rehearsal:
 
 def rehearse(
     module: Module,
-    observation: Space,
+    observation: ObservationSpace,
     action: Space,
     place: TopologyConfig,
     tile: int,
@@ -72,7 +72,7 @@ def rehearse(
     return Rehearsal(place.n_steps, act_s, passes * once_s * place.n_steps * n_envs / batch.steps)
 
 
-def _made_up(observation: Space, action: Space, n_envs: int, rows: int) -> Batch:
+def _made_up(observation: ObservationSpace, action: Space, n_envs: int, rows: int) -> Batch:
     """One minibatch of steps: nothing in them matters but their number and shape."""
     schema = rollout_schema(observation, action, rows, n_envs)
     batch = assemble([Slab(schema, HeapSegment(slab_bytes(schema)).buffer)])

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from headrace.memory.spaces import Space, leaves_of, shape_of
+from headrace.memory.spaces import ObservationSpace, Space, leaves_of, shape_of
 
 DROPPED_END, DROPPED = -1, -2
 """`step` of the invalid rows of a dropped episode: of its last row, and of those before it. Others count from 0."""
@@ -41,7 +41,7 @@ class Schema:
     n_steps: int
     n_envs: int
     fields: tuple[Field, ...]
-    leaves: tuple[str, ...] = ("obs",)
+    leaves: tuple[str, ...]
     """The fields that together are an observation; each has a last_ and a final_ field beside it."""
 
     def full_shape(self, field: Field) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ class Schema:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def rollout_schema(observation: Space, action: Space, n_steps: int, n_envs: int) -> Schema:
+def rollout_schema(observation: ObservationSpace, action: Space, n_steps: int, n_envs: int) -> Schema:
     """The schema of a rollout: raw observations and rewards, what the policy did, how episodes ran."""
     leaves = [(name, shape_of(leaf), leaf.dtype) for name, leaf in leaves_of(observation).items()]
     return Schema(

@@ -1,7 +1,9 @@
 """Space descriptors: plain data that says how one observation or action lies in memory.
 
     gymnasium space --envs/adapters--> descriptor --> schema field, policy head, checkpoint JSON
+    an observation from outside (environment, predict) --split--> its arrays by the names of its leaves
 
+A `Space` is one array, an `ObservationSpace` one or more of them, each with a name. Actions are one array.
 They import nothing, so a worker, a checkpoint or another machine can speak of spaces without gymnasium.
 """
 
@@ -56,7 +58,9 @@ class MultiBinary:
 
 Space = Box | Discrete | MultiDiscrete | MultiBinary
 
-Leaves = dict[str, npt.NDArray[Any]]  # the named arrays of observations: {"obs": ...} for a plain space
+ObservationSpace = Space  # one array is all that there is so far
+
+Leaves = dict[str, npt.NDArray[Any]]  # the named arrays of observations: {"obs": ...} for one array
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Box, Discrete, MultiDiscrete, MultiBinary)}
 
@@ -66,9 +70,19 @@ def shape_of(space: Space) -> tuple[int, ...]:
     return () if isinstance(space, Discrete) else space.shape
 
 
-def leaves_of(space: Space) -> dict[str, Space]:
-    """The named arrays that an observation of this space consists of. A plain space has one, named obs."""
+def leaves_of(space: ObservationSpace) -> dict[str, Space]:
+    """The named arrays that an observation of this space consists of. One array is named obs."""
     return {"obs": space}
+
+
+def split(space: ObservationSpace, obs: Any) -> dict[str, Any]:
+    """An observation as its environment returns it, or a batch of them, by leaf. Its arrays are not looked at."""
+    return {"obs": obs}
+
+
+def in_words(name: str) -> str:
+    """A leaf's name for people."""
+    return name.replace("obs", "observation", 1)
 
 
 def as_seen(leaves: dict[str, Any]) -> Any:
@@ -76,9 +90,24 @@ def as_seen(leaves: dict[str, Any]) -> Any:
     return next(iter(leaves.values())) if len(leaves) == 1 else leaves
 
 
-def empty_leaves(space: Space, *axes: int) -> Leaves:
+def empty_leaves(space: ObservationSpace, *axes: int) -> Leaves:
     """Memory for observations with these leading axes."""
     return {name: np.empty((*axes, *shape_of(leaf)), leaf.dtype) for name, leaf in leaves_of(space).items()}
+
+
+def as_rows(space: ObservationSpace, obs: Any) -> tuple[Leaves, bool]:
+    """One observation or a batch of them as rows by leaf, and whether it was one."""
+    found = {name: np.asarray(part) for name, part in split(space, obs).items()}
+    leaves = leaves_of(space)
+    is_one = all(found[name].shape == shape_of(leaf) for name, leaf in leaves.items())
+    for name, leaf in leaves.items():
+        got, shape = found[name], shape_of(leaf)
+        if not is_one and got.shape[1:] != shape:
+            raise SchemaError(f"expected {in_words(name)}s of shape {shape} or [n, ...], got {got.shape}")
+        if not np.can_cast(got.dtype, leaf.dtype, "same_kind"):
+            raise SchemaError(f"expected dtype {leaf.dtype}, got {got.dtype}")
+        found[name] = np.ascontiguousarray(got[None] if is_one else got, leaf.dtype)
+    return found, is_one
 
 
 def size_of(space: Space) -> int:
@@ -108,7 +137,7 @@ def made_up(space: Space, rng: np.random.Generator, count: int, from_zero: bool 
     return np.asarray(start + rng.integers(0, np.asarray(space.nvec).reshape(space.shape), shape), space.dtype)
 
 
-def encode(space: Space) -> dict[str, Any]:
+def encode(space: ObservationSpace) -> dict[str, Any]:
     """The space as JSON; bounds keep their infinities as strings."""
     return {"kind": type(space).__name__} | {
         key: [repr(x) for x in value] if key in ("low", "high") else value for key, value in asdict(space).items()
@@ -126,6 +155,11 @@ def decode(data: dict[str, Any]) -> Space:
             fields[key] = tuple(float(x) for x in value) if key in ("low", "high") else tuple(value)
     space: Space = _KINDS[kind](**fields)
     return space
+
+
+def decode_observation(data: dict[str, Any]) -> ObservationSpace:
+    """The same, of an observation space."""
+    return decode(data)
 
 
 def _bound(space: Box, values: tuple[float, ...]) -> npt.NDArray[Any]:

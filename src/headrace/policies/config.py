@@ -7,6 +7,9 @@ from typing import Literal
 
 from headrace.errors import UsageError, require_types
 
+SIZED = ("MlpPolicy", "auto")  # their hidden layers are net_arch
+BUILT_IN = (*SIZED, "CnnPolicy")  # any other name is a module of the user's
+
 
 @dataclass(frozen=True)
 class PolicyConfig:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 
 from headrace.errors import SchemaError
-from headrace.memory.spaces import Box, Discrete, MultiBinary, Space, bounds, decode, encode, shape_of, size_of
+from headrace.memory import spaces as the_spaces
+from headrace.memory.spaces import (
+    Box,
+    Discrete,
+    MultiBinary,
+    Space,
+    as_rows,
+    bounds,
+    decode,
+    encode,
+    leaves_of,
+    shape_of,
+    size_of,
+    split,
+)
 from support.generators import boxes, quick, shapes, spaces, thorough
 
 
@@ -57,3 +74,47 @@ def test_a_choice_is_a_scalar_and_bits_are_an_array(shape: tuple[int, ...]) -> N
     assert size_of(Discrete(3)) == 1
     assert shape_of(MultiBinary(shape)) == shape
     assert size_of(MultiBinary(shape)) == math.prod(shape)
+
+
+def test_no_other_file_knows_the_name_of_the_one_leaf() -> None:
+    """A branch for observations of one array would need it; several arrays are more names, not more branches."""
+    home = Path(the_spaces.__file__)
+    names = {"obs", "last_obs"}
+    found = {
+        path.name
+        for path in home.parents[1].rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert found == {home.name}
+
+
+@quick
+@given(spaces)
+def test_an_observation_has_the_leaves_of_its_space(space: Space) -> None:
+    one = np.zeros(shape_of(space), space.dtype)
+    assert split(space, one).keys() == leaves_of(space).keys()
+    for given_obs, was_one in ((one, True), (np.stack([one, one, one]), False)):
+        rows, is_one = as_rows(space, given_obs)
+        assert is_one is was_one
+        assert {name: (leaf.shape, str(leaf.dtype)) for name, leaf in rows.items()} == {
+            name: ((1 if was_one else 3, *shape_of(leaf)), leaf.dtype) for name, leaf in leaves_of(space).items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong", "said"),
+    [
+        (
+            Box((2,), "float32", (0.0,), (1.0,)),
+            np.zeros(3),
+            r"expected observations of shape \(2,\) or \[n, ...\]",
+        ),
+        (Box((2,), "float32", (0.0,), (1.0,)), np.zeros((2, 2, 2)), r"got \(2, 2, 2\)"),
+        (Discrete(3), 1.5, "expected dtype int64, got float64"),
+        (MultiBinary((2,)), {"obs": 1}, r"expected observations of shape \(2,\)"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(space: Space, wrong: Any, said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        as_rows(space, wrong)

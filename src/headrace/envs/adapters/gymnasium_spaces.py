@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from headrace.errors import EnvError, UsageError
-from headrace.memory.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from headrace.memory.spaces import Box, Discrete, MultiBinary, MultiDiscrete, ObservationSpace, Space
 
 _ADVICE = {
     ("Dict", "observation"): "wrap the environment in gymnasium.wrappers.FlattenObservation",
@@ -18,8 +18,17 @@ _ADVICE = {
 }
 
 
-def describe(space: gym.Space[Any], role: str, where: str) -> Space:
-    """The descriptor of a space; `role` is "observation" or "action", `where` names the environment."""
+def describe_observation(space: gym.Space[Any], where: str) -> ObservationSpace:
+    """The descriptor of an observation space; `where` names the environment."""
+    return _array(space, "observation", where)
+
+
+def describe_action(space: gym.Space[Any], where: str) -> Space:
+    """The descriptor of an action space."""
+    return _array(space, "action", where)
+
+
+def _array(space: gym.Space[Any], role: str, where: str) -> Space:
     match space:
         case gym.spaces.Box():
             if role == "action" and not np.issubdtype(space.dtype, np.floating):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from headrace.envs.actions import sender
-from headrace.envs.adapters.gymnasium_spaces import describe
+from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation
 from headrace.envs.clamping import Clamp
 from headrace.envs.raising import failure
 from headrace.envs.returns import Returns
@@ -50,8 +50,8 @@ class GymnasiumVector:
             )
         where = envs.spec.id if envs.spec is not None else type(envs).__name__
         self.num_envs = envs.num_envs
-        self.observation_space = describe(envs.single_observation_space, "observation", where)
-        self.action_space = describe(envs.single_action_space, "action", where)
+        self.observation_space = describe_observation(envs.single_observation_space, where)
+        self.action_space = describe_action(envs.single_action_space, where)
         self.skips_rows = mode is AutoresetMode.NEXT_STEP
         self._mode = mode
         self._envs: Any = envs  # Gymnasium's annotations know one int as seed; its code takes a list, and None in it
@@ -76,7 +76,7 @@ class GymnasiumVector:
                 obs = self._reset(seed=seeds[0])
             except EnvFailure:
                 raise failure from failure.__cause__
-        first["obs"][...] = obs
+        _write(obs, first)
 
     def restore(self, live: Sequence[LiveEpisode], first: Leaves, clamp: Clamp | None = None) -> Sequence[int]:
         """Refused: a pool that resets itself can't be put back into an episode."""
@@ -105,8 +105,10 @@ class GymnasiumVector:
         self._note[DOING] = NOTHING
         ended = row.terminated | row.truncated
         for position in np.flatnonzero(row.truncated & ~row.terminated):
-            last = _final_obs(infos, int(position)) if self._mode is AutoresetMode.SAME_STEP else obs[position]
-            final(int(position), {"obs": returns.observation(int(position), last)})
+            last = {name: leaf[position] for name, leaf in obs.items()}
+            if self._mode is AutoresetMode.SAME_STEP:
+                last = returns.observation(int(position), _final_obs(infos, int(position)))
+            final(int(position), last)
         self._episode += ended
         self._step[ended] = 0
         if self._mode is AutoresetMode.DISABLED and ended.any():
@@ -116,7 +118,7 @@ class GymnasiumVector:
             ]
             obs = self._reset(seed=seeds, options={"reset_mask": ended.copy()})
         self._resetting = ended if self.skips_rows else self._resetting
-        row.next_obs["obs"][...] = obs
+        _write(obs, row.next_obs)
 
     def close(self) -> None:
         """Close the pool."""
@@ -124,7 +126,7 @@ class GymnasiumVector:
         self._envs.close()
         self._note[DOING] = NOTHING
 
-    def _reset(self, **arguments: Any) -> Array:
+    def _reset(self, **arguments: Any) -> Leaves:
         self._note[DOING] = RESET
         try:
             obs, _ = self._envs.reset(**arguments)
@@ -136,6 +138,11 @@ class GymnasiumVector:
     def _somewhere(self, error: BaseException) -> EnvFailure:
         """A pool does not say which of its environments it was."""
         return failure(0, self._indices[0], error, "(or another one of its pool)")
+
+
+def _write(obs: Leaves, out: Leaves) -> None:
+    for name, leaf in out.items():
+        leaf[...] = obs[name]
 
 
 def _final_obs(infos: Any, position: int) -> Any:
