@@ -54,6 +54,15 @@ class EnvError(HeadraceError):
     """An environment could not be made, or raised, or returned something its spaces do not allow."""
 
 
+class EnvRaised(EnvError):  # noqa: N818  # a kind of EnvError, for a catch of it
+    """An environment's own code raised. A worker process that this happens in may be replaced."""
+
+    def __init__(self, message: str = "", place: tuple[int, int, int] | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+        """(env index, episode, step); (env index, -1, -1): it could not be made."""
+
+
 class NumericsError(HeadraceError):
     """A NaN or an infinity turned up where a finite number must be."""
 

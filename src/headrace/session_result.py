@@ -39,6 +39,8 @@ class Result:
     episodes: int
     ledger: dict[str, Any]
     restarts: int
+    env_failures: int
+    """Restarts after an environment had raised."""
     wall_time_s: float
     weights_sha256: str
     optimizer_sha256: str
@@ -58,6 +60,7 @@ def result_of(run: Run, new_steps: int, wall_time_s: float, eval_mean_reward: fl
         episodes=totals.episodes,
         ledger=totals.ledger,
         restarts=totals.restarts,
+        env_failures=totals.env_failures,
         wall_time_s=wall_time_s,
         **run.hashes(),
     )

@@ -22,7 +22,7 @@ from headrace.weights.store import WeightStore
 class Inline:
     """All shards of a run, filled by the caller."""
 
-    restarts = recycled = 0
+    restarts = recycled = env_failures = 0
 
     def __init__(self, plan: HostPlan, slabs: memoryview, store: WeightStore) -> None:
         self._plan, self._slabs, self._store = plan, slabs, store

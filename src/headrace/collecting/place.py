@@ -29,6 +29,10 @@ class Place(Protocol):
     def recycled(self) -> int:
         """Hosts that were ended in order and replaced by fresh ones."""
 
+    @property
+    def env_failures(self) -> int:
+        """Hosts among the lost ones that an environment ended by raising."""
+
     def launch(self, start_of: StartOf, say: Say) -> None:
         """Bring every host up; returns when all environments are ready. Says who is ready if it takes long."""
 

@@ -2,7 +2,8 @@
 
     launch: start all at once, wait for READY -> order: a record over its line -> wait: DONE, a death, a failure
 
-What an environment raised is no death: it is raised here. Does not know how workers are started or replaced (workers).
+What an environment raised ends its worker, which is replaced; every other failure is raised here. Does not know how
+workers are started or replaced (workers).
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ class Processes:
         return self._workers.recycled
 
     @property
+    def env_failures(self) -> int:
+        """Workers among the lost ones that an environment ended by raising."""
+        return self._workers.state.failures
+
+    @property
     def pids(self) -> list[int]:
         """The living workers' process ids."""
         return [child.pid for _, child in sorted(self._workers.children.items())]
@@ -54,7 +60,7 @@ class Processes:
         """Start every worker, all at the same time, and wait until the last is ready."""
         workers = self._workers
         workers.require_open()
-        workers.start_of = start_of
+        workers.start_of, workers.say = start_of, say
         begun = said = now_s()
         try:
             workers.start_all()
@@ -123,9 +129,10 @@ class Processes:
                 workers.handle(supervisor.Ready(worker))
                 logger.info("worker %d is ready (process %d), %d to come", worker, one.child.pid, workers.num_starting)
             elif one.data.startswith(FAILED):
-                raise failure_of(one.child.name, one.data[len(FAILED) :])
+                workers.failed(worker, failure_of(one.child.name, one.data[len(FAILED) :]))
             elif one.data.startswith(NOT_CLOSED):  # of a worker that retires: nothing is lost
                 logger.warning("worker %d: %s", worker, failure_of(one.child.name, one.data[len(NOT_CLOSED) :]))
         if now_s() - self._looked_s >= _LOOK_S:
             look_after(workers)
+            workers.see_failed_end()
             self._looked_s = now_s()

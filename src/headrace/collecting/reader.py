@@ -67,7 +67,7 @@ class Reader:
         self._batches = 0  # lent and given back
         self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
         self._failure: HeadraceError | None = None  # of what ran ahead
-        self._restarts = self._recycled = 0  # of places before this one
+        self._restarts = self._recycled = self._env_failures = 0  # of places before this one
         self._spent_ns = np.zeros(4)  # by the hosts, since the last batch: environments, inference, copying, idle
         self._wait_s = 0.0
         self._notices = Notices(journal, lambda text: self.say(text))
@@ -137,7 +137,8 @@ class Reader:
         """What it has given so far."""
         means, ledger = self.statistics.means(), self.ledger.encode()
         del ledger["sequences"]
-        return Totals(self.statistics.finished, means[0] if means else None, ledger, self.restarts)
+        failures = self._env_failures + self.place.env_failures
+        return Totals(self.statistics.finished, means[0] if means else None, ledger, self.restarts, failures)
 
     @property
     def restarts(self) -> int:
@@ -148,6 +149,7 @@ class Reader:
         """Fresh memory and fresh hosts, which go on from the journal; what waited for a batch is collected again."""
         self._forget_slabs()
         self._restarts, self._recycled = self.restarts, self._recycled + self.place.recycled
+        self._env_failures += self.place.env_failures
         self._is_launched = False
         self._close_place()
         self._topology = topology
@@ -272,6 +274,7 @@ class Reader:
             "headrace/queue_depth": float(sum(len(queue) for queue in self._waiting)),
             "headrace/restarts": float(self.restarts),
             "headrace/recycled": float(self._recycled + self.place.recycled),
+            "headrace/env_failures": float(self._env_failures + self.place.env_failures),
             **{f"headrace/actors/{name}_s": spent_s[name] for name in ("env", "inference", "idle")},
             "headrace/least_share": float(shares.min() / max(shares.mean(), 1e-9)),
             "headrace/episodes": float(self.statistics.finished),

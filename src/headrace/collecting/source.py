@@ -45,6 +45,8 @@ class Totals:
     mean_return: float | None
     ledger: dict[str, Any]
     restarts: int
+    env_failures: int = 0
+    """Those of them after an environment had raised."""
 
 
 class Source(Protocol):
