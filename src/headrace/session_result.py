@@ -44,9 +44,13 @@ class Result:
     wall_time_s: float
     weights_sha256: str
     optimizer_sha256: str
+    env_check: dict[str, Any]
+    """Whether episodes came out the same when they were played again (evaluation/in_passing)."""
 
 
-def result_of(run: Run, new_steps: int, wall_time_s: float, eval_mean_reward: float | None) -> Result:
+def result_of(
+    run: Run, new_steps: int, wall_time_s: float, eval_mean_reward: float | None, env_check: dict[str, Any]
+) -> Result:
     """A run's numbers as they are now; not ended."""
     totals = run.totals()
     return Result(
@@ -62,6 +66,7 @@ def result_of(run: Run, new_steps: int, wall_time_s: float, eval_mean_reward: fl
         restarts=totals.restarts,
         env_failures=totals.env_failures,
         wall_time_s=wall_time_s,
+        env_check=env_check,
         **run.hashes(),
     )
 

@@ -26,6 +26,7 @@ from headrace.collecting.source import Harvest, Totals
 from headrace.collecting.topology import Topology
 from headrace.episodes import standing as standings
 from headrace.episodes.entry import Entry, entry_of
+from headrace.episodes.first_episodes import FirstEpisodes
 from headrace.episodes.journal import Journal
 from headrace.episodes.statistics import EpisodeStatistics, Finished
 from headrace.errors import HeadraceError
@@ -64,6 +65,7 @@ class Reader:
         self._rejected: list[Finished] = []  # episodes that ended in slabs that were passed over
         self._entries: list[Entry] = []  # of the journal on disk, since the last batch was given back
         self.is_recording = False  # whether there is such a journal
+        self.first_episodes: FirstEpisodes | None = None  # for a check in passing
         self._batches = 0  # lent and given back
         self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
         self._failure: HeadraceError | None = None  # of what ran ahead
@@ -243,6 +245,8 @@ class Reader:
         envs = self._topology.shards[one.lease.shard]
         self.ledger.enter(one.lease.shard, one.lease.sequence, int(one.slab.valid.sum()))
         checksums = self.journal.enter(envs, one.slab)
+        if self.first_episodes is not None:
+            self.first_episodes.take(envs, one.slab, checksums)
         self._notices.take(envs, one.slab, self.ledger)
         if self.is_recording:
             worker = self.place.worker_of(one.lease.shard)
