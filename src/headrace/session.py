@@ -2,8 +2,8 @@
 
     while steps are left: run.update -> Update -> files, view -> evaluate? -> checkpoint? -> stop?
 
-Ctrl-C, SIGTERM and SIGHUP end the session at the last committed update: collecting, evaluating and drawing are broken off,
-learning is finished first (session_end). What a resumed run will write again is set aside before it goes on
+Ctrl-C, SIGTERM and SIGHUP end the session at the last committed update: collecting, evaluating and drawing are broken
+off, learning is finished first (session_end). What a resumed run will write again is set aside before it goes on
 (checkpoints/run_directory). Of a run it sees `Update`, `totals`, `hashes` and `snapshot`; does not know how a run
 learns (train) or what the user typed (cli, api).
 """
