@@ -20,6 +20,7 @@ from headrace.learning.config import PpoConfig
 from headrace.memory.ring import Taken
 from headrace.run_config import RunConfig
 from headrace.train import Run
+from support.faulty_envs import Faulty
 
 OPTIONS: dict[str, Any] = {"n_envs": 4, "n_steps": 8, "batch_size": 16, "n_epochs": 2, "seed": 3}
 PER_UPDATE = 32
@@ -146,6 +147,31 @@ def test_episodes_in_rejected_slabs_are_told_as_they_were() -> None:
         run.close()
     assert {(one.length, one.total_reward) for one in finished} == {(10, 10.0)}
     assert len({(one.env_index, one.episode) for one in finished}) == len(finished) > 20
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"topology": "threads", "workers": 2},
+        {"topology": "processes", "workers": 2, "env_retries": 0},
+        pytest.param({"topology": "processes", "workers": 2, "max_lag": 1}, marks=pytest.mark.full),
+    ],
+    ids=["threads", "processes", "ahead"],
+)
+def test_another_update_after_a_failure_says_it_again(place: dict[str, Any]) -> None:
+    """Shard 0 has committed, shard 1 never will: nothing is waited for."""
+    with hr.PPO(
+        "MlpPolicy", "support.faulty_envs:Faulty", **OPTIONS | {"seed": Faulty.SEED, "n_envs": 2}, **place
+    ) as m:
+        texts = []
+        for _ in range(3):
+            with pytest.raises(EnvError) as caught:  # noqa: PT012  # any of them
+                for _ in range(10):
+                    m.run.update(1000)
+            texts.append((str(caught.value), getattr(caught.value, "__notes__", None)))
+    assert Faulty.PLACE in texts[0][0]
+    assert texts[0] == texts[1] == texts[2]
 
 
 class HasChildren(Counts):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from headrace.learning.batch import Batch, assemble
 from headrace.memory.ledger import Ledger
 from headrace.memory.ring import Ring, Taken
 from headrace.memory.slab import Word
+from headrace.plain_text import message_of
 from headrace.weights.store import WeightStore
 
 Array = npt.NDArray[Any]
@@ -68,7 +70,7 @@ class Reader:
         self.first_episodes: FirstEpisodes | None = None  # for a check in passing
         self._batches = 0  # lent and given back
         self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
-        self._failure: HeadraceError | None = None  # of what ran ahead
+        self._failure: HeadraceError | None = None  # of collecting, or of what ran ahead: until it goes on elsewhere
         self._restarts = self._recycled = self._env_failures = 0  # of places before this one
         self._spent_ns = np.zeros(4)  # by the hosts, since the last batch: environments, inference, copying, idle
         self._wait_s = 0.0
@@ -80,12 +82,25 @@ class Reader:
 
     def collect(self) -> Batch:
         """One slab of every shard, or as many in the order they came: leased, filled, committed, taken, entered."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        if self._failure is not None:
+            raise copy(self._failure)  # whoever it came from may be gone: nothing to wait for
         if self._lent:
             raise HeadraceError("collect: the last batch was not given back")
-        self._looked, self._uses = 0, []
+        try:
+            self._gather()
+        except Exception as error:
+            what = f"collecting has failed before: {type(error).__name__}: {message_of(error)}"
+            self._failure = copy(error) if isinstance(error, HeadraceError) else HeadraceError(what)  # no traceback
+            raise
+        taken, self._in_hand, self._looked = self._in_hand, [], 0
+        self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
+        for one in self._lent:  # only now: a collect that is broken off has entered nothing
+            self._enter(one)
+        self._age_s = (now_ns() - min(one.slab.word(Word.STARTED_NS) for one in self._lent)) / 1e9
+        return assemble([one.slab for one in self._lent])
+
+    def _gather(self) -> None:
+        """Take slabs in hand until there are enough for a batch; broken off by a signal, it goes on where it was."""
         self._launch()
         self._take()
         self._hand_out()
@@ -100,12 +115,6 @@ class Reader:
                 self._hand_out()
             else:
                 self._in_hand.append(ready)
-        taken, self._in_hand = self._in_hand, []
-        self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
-        for one in self._lent:  # only now: a collect that is broken off has entered nothing
-            self._enter(one)
-        self._age_s = (now_ns() - min(one.slab.word(Word.STARTED_NS) for one in self._lent)) / 1e9
-        return assemble([one.slab for one in self._lent])
 
     def give_back(self) -> Harvest:
         """The batch was learned from: its slabs are settled and go back to the hosts."""
@@ -119,8 +128,8 @@ class Reader:
         ended = self.statistics.add_slabs([(shards[one.lease.shard], one.slab) for one in self._lent])
         finished, self._rejected = (*self._rejected, *ended), []
         workers = () if self._topology.topology == "inline" else tuple(by_worker)
-        entries, self._entries = tuple(self._entries), []
-        harvest = Harvest(sum(steps), self._record(), finished, tuple(self._uses), workers, entries)
+        entries, uses, self._entries, self._uses = tuple(self._entries), tuple(self._uses), [], []
+        harvest = Harvest(sum(steps), self._record(), finished, uses, workers, entries)
         for one in self._lent:  # the batch may be the slab's own memory, but nothing fills it before the next lease
             self.ring.state.release(one.lease)
         self._batches += bool(self._lent)
@@ -150,6 +159,7 @@ class Reader:
     def reopen(self, topology: Topology) -> None:
         """Fresh memory and fresh hosts, which go on from the journal; what waited for a batch is collected again."""
         self._forget_slabs()
+        self._failure = None
         self._restarts, self._recycled = self.restarts, self._recycled + self.place.recycled
         self._env_failures += self.place.env_failures
         self._is_launched = False
@@ -292,7 +302,7 @@ class Reader:
         """Slabs that nothing will be learned from: views of memory that is about to go."""
         for queue in self._waiting:
             queue.clear()
-        self._in_hand, self._lent = [], []
+        self._in_hand, self._lent, self._looked, self._uses = [], [], 0, []
 
     def _close_place(self) -> None:
         try:
