@@ -192,11 +192,17 @@ class Session:
             self._next_checkpoint = _next_multiple(steps, self._config.checkpoint_every)
 
     def _checkpoint(self) -> None:
-        steps = self._run.steps
-        if self._dir is None or self._saved_step == steps:
+        run, steps = self._run, self._run.steps
+        if self._dir is None:
+            return
+        late = run.source.leftovers()  # of a collect that was broken off: what is saved now has them in its books
+        if self._saved_step == steps and not late.finished and not late.entries:
             return
         folder = self._dir / "checkpoints"
-        save(self._run.snapshot(), folder / checkpoint_name(steps))
+        save(run.snapshot(), folder / checkpoint_name(steps))
+        self._files.write_late(
+            Update(run.updates, run.weights.version, steps, 0, {}, late.finished, entries=late.entries)
+        )
         self._saved_step = steps
         self._end.note()
         logger.info("checkpoint at step %d", steps)

@@ -137,6 +137,11 @@ class Reader:
         self.ledger.check()
         return harvest
 
+    def leftovers(self) -> Harvest:
+        """Episodes of rejected slabs, which are in the books already; told once, here or with the next batch."""
+        finished, entries, self._rejected, self._entries = tuple(self._rejected), tuple(self._entries), [], []
+        return Harvest(0, {}, finished, entries=entries)
+
     def run_ahead(self) -> None:
         """Hand out what the pace allows now; the batch that was learned from is whole, whatever happens here."""
         try:

@@ -63,6 +63,9 @@ class Source(Protocol):
     def give_back(self) -> Harvest:
         """The batch was learned from."""
 
+    def leftovers(self) -> Harvest:
+        """What happened since the last batch and no batch will report: of rejected data, if collecting ends here."""
+
     def run_ahead(self) -> None:
         """Begin what the pace allows; a failure of what runs ahead is raised by the next collect."""
 
