@@ -366,7 +366,7 @@ def test_one_altered_step_is_found_and_named() -> None:
     spec, seed = hr.EnvSpec("support.passing_envs:ShowsItsLength"), episode_seed(63, SEED, Purpose.ENV, 0, 0)
     kept = FirstEpisodes(1)
     with model_of(spec) as model:
-        model.parts.reader.first_episodes = kept
+        model.parts.reader.notices.first_episodes = kept
         model.run.update(1000)
     (shown,) = kept.finished
     assert in_passing.difference_of(spec, shown, seed) is None

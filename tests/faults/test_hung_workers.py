@@ -284,7 +284,7 @@ def test_worn_out_workers_of_an_asynchronous_run(warned: Warnings) -> None:
     with WALK.start(**processes(2, max_lag=2, worker_max_episodes=1)) as run:
         WALK.advance(run, 2 * WALK.updates)
         assert (run.source.restarts, warned.texts) == (0, [])
-        assert run.source.place.recycled >= 4
+        assert run.source.place.replaced.recycled >= 4
         assert run.source.ledger.produced == run.source.ledger.consumed == 2 * WALK.total_timesteps
 
 

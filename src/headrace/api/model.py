@@ -314,7 +314,7 @@ class Model:
             why_off = "" if nan_policy == "raise" else f"nan_policy={nan_policy}: episodes are stored as mended"
             why_off = "a pool that resets itself (class B)" if parts.config.env.is_vector() else why_off
             self._check = InPassing(parts.config.env, parts.reader.journal.seed_of, count, why_off)
-        parts.reader.first_episodes = self._check.episodes
+        parts.reader.notices.first_episodes = self._check.episodes
         return self._check
 
     def _snapshot(self) -> Snapshot:

@@ -31,7 +31,7 @@ class Processes:
     """All shards of a run, in worker processes; shard s is filled by worker s mod workers."""
 
     def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+        self._workers, self.replaced = workers, workers.replaced
         self._proven: set[int] = set()  # workers that have finished a rollout since they were started
         self._has_news = False  # something happened that `wait` has not returned for
         self._looked_s = 0.0
@@ -39,17 +39,7 @@ class Processes:
     @property
     def restarts(self) -> int:
         """Workers that were lost and replaced."""
-        return self._workers.restarts
-
-    @property
-    def recycled(self) -> int:
-        """Workers that had grown too large, or old, and were replaced."""
-        return self._workers.recycled
-
-    @property
-    def env_failures(self) -> int:
-        """Workers among the lost ones that an environment ended by raising."""
-        return self._workers.state.failures
+        return self.replaced.restarts
 
     @property
     def pids(self) -> list[int]:
@@ -134,5 +124,6 @@ class Processes:
                 logger.warning("worker %d: %s", worker, failure_of(one.child.name, one.data[len(NOT_CLOSED) :]))
         if now_s() - self._looked_s >= _LOOK_S:
             look_after(workers)
-            workers.see_failed_end()
+            if workers.ends:
+                workers.see_failed_end()
             self._looked_s = now_s()

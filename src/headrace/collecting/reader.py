@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from copy import copy
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,13 @@ from headrace.collecting.source import Harvest, Totals
 from headrace.collecting.topology import Topology
 from headrace.episodes import standing as standings
 from headrace.episodes.entry import Entry, entry_of
-from headrace.episodes.first_episodes import FirstEpisodes
 from headrace.episodes.journal import Journal
 from headrace.episodes.statistics import EpisodeStatistics, Finished
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, again
 from headrace.learning.batch import Batch, assemble
 from headrace.memory.ledger import Ledger
 from headrace.memory.ring import Ring, Taken
 from headrace.memory.slab import Word
-from headrace.plain_text import message_of
 from headrace.weights.store import WeightStore
 
 Array = npt.NDArray[Any]
@@ -67,14 +65,12 @@ class Reader:
         self._rejected: list[Finished] = []  # episodes that ended in slabs that were passed over
         self._entries: list[Entry] = []  # of the journal on disk, since the last batch was given back
         self.is_recording = False  # whether there is such a journal
-        self.first_episodes: FirstEpisodes | None = None  # for a check in passing
         self._batches = 0  # lent and given back
         self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
         self._failure: HeadraceError | None = None  # of collecting, or of what ran ahead: until it goes on elsewhere
-        self._restarts = self._recycled = self._env_failures = 0  # of places before this one
         self._spent_ns = np.zeros(4)  # by the hosts, since the last batch: environments, inference, copying, idle
         self._wait_s = 0.0
-        self._notices = Notices(journal, lambda text: self.say(text))
+        self.notices = Notices(journal, lambda text: self.say(text))
         self._is_launched = self.is_interruptible = False
         self.before_wait: Callable[[], None] = lambda: None
         self.say: Say = lambda text: None
@@ -83,14 +79,13 @@ class Reader:
     def collect(self) -> Batch:
         """One slab of every shard, or as many in the order they came: leased, filled, committed, taken, entered."""
         if self._failure is not None:
-            raise copy(self._failure)  # whoever it came from may be gone: nothing to wait for
+            raise again(self._failure)  # whoever it came from may be gone: nothing to wait for
         if self._lent:
             raise HeadraceError("collect: the last batch was not given back")
         try:
             self._gather()
         except Exception as error:
-            what = f"collecting has failed before: {type(error).__name__}: {message_of(error)}"
-            self._failure = copy(error) if isinstance(error, HeadraceError) else HeadraceError(what)  # no traceback
+            self._failure = again(error)
             raise
         taken, self._in_hand, self._looked = self._in_hand, [], 0
         self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
@@ -126,10 +121,9 @@ class Reader:
             by_worker[self.place.worker_of(one.lease.shard)] += count
         shards = self._topology.shards
         ended = self.statistics.add_slabs([(shards[one.lease.shard], one.slab) for one in self._lent])
-        finished, self._rejected = (*self._rejected, *ended), []
+        late, uses, self._uses = self.leftovers(), tuple(self._uses), []
         workers = () if self._topology.topology == "inline" else tuple(by_worker)
-        entries, uses, self._entries, self._uses = tuple(self._entries), tuple(self._uses), [], []
-        harvest = Harvest(sum(steps), self._record(), finished, uses, workers, entries)
+        harvest = Harvest(sum(steps), self._record(), (*late.finished, *ended), uses, workers, late.entries)
         for one in self._lent:  # the batch may be the slab's own memory, but nothing fills it before the next lease
             self.ring.state.release(one.lease)
         self._batches += bool(self._lent)
@@ -147,29 +141,24 @@ class Reader:
         try:
             self._hand_out()
         except HeadraceError as error:
-            self._failure = error.with_traceback(None)  # which would hold on to the batch
+            self._failure = again(error)  # whose traceback would hold on to the batch
 
     def totals(self) -> Totals:
         """What it has given so far."""
         means, ledger = self.statistics.means(), self.ledger.encode()
         del ledger["sequences"]
-        failures = self._env_failures + self.place.env_failures
-        return Totals(self.statistics.finished, means[0] if means else None, ledger, self.restarts, failures)
+        mean, env_failures = means[0] if means else None, self.place.replaced.env_failures
+        return Totals(self.statistics.finished, mean, ledger, self.restarts, env_failures)
 
     @property
     def restarts(self) -> int:
         """Workers that were lost and replaced."""
-        return self._restarts + self.place.restarts
+        return self.place.restarts
 
     def reopen(self, topology: Topology) -> None:
         """Fresh memory and fresh hosts, which go on from the journal; what waited for a batch is collected again."""
-        self._forget_slabs()
-        self._failure = None
-        self._restarts, self._recycled = self.restarts, self._recycled + self.place.recycled
-        self._env_failures += self.place.env_failures
-        self._is_launched = False
-        self._close_place()
-        self._topology = topology
+        self.close()
+        self._failure, self._is_launched, self._topology = None, False, topology
         self.ring, self.place = self._open(topology)
         self.ring.state.resume(self.ledger.sequences, self._batches)
 
@@ -198,7 +187,8 @@ class Reader:
     def close(self) -> None:
         """End the hosts, close all environments, give the memory back."""
         self._forget_slabs()
-        self._close_place()
+        with closing(self.ring):
+            self.place.close()
 
     def _launch(self) -> None:
         if not self._is_launched:
@@ -260,9 +250,7 @@ class Reader:
         envs = self._topology.shards[one.lease.shard]
         self.ledger.enter(one.lease.shard, one.lease.sequence, int(one.slab.valid.sum()))
         checksums = self.journal.enter(envs, one.slab)
-        if self.first_episodes is not None:
-            self.first_episodes.take(envs, one.slab, checksums)
-        self._notices.take(envs, one.slab, self.ledger)
+        self.notices.take(envs, one.slab, checksums, self.ledger)
         if self.is_recording:
             worker = self.place.worker_of(one.lease.shard)
             self._entries.append(entry_of(self.journal, envs, worker, one.slab, checksums))
@@ -292,15 +280,15 @@ class Reader:
             "headrace/rollout_age_s": self._age_s,
             "headrace/queue_depth": float(sum(len(queue) for queue in self._waiting)),
             "headrace/restarts": float(self.restarts),
-            "headrace/recycled": float(self._recycled + self.place.recycled),
-            "headrace/env_failures": float(self._env_failures + self.place.env_failures),
+            "headrace/recycled": float(self.place.replaced.recycled),
+            "headrace/env_failures": float(self.place.replaced.env_failures),
             **{f"headrace/actors/{name}_s": spent_s[name] for name in ("env", "inference", "idle")},
             "headrace/least_share": float(shares.min() / max(shares.mean(), 1e-9)),
             "headrace/episodes": float(self.statistics.finished),
         }
         self._spent_ns[:], self._wait_s = 0.0, 0.0
         record |= {f"headrace/ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
-        record |= self._notices.counted()
+        record |= self.notices.counted()
         return record | ({"rollout/ep_rew_mean": means[0], "rollout/ep_len_mean": means[1]} if means else {})
 
     def _forget_slabs(self) -> None:
@@ -308,9 +296,3 @@ class Reader:
         for queue in self._waiting:
             queue.clear()
         self._in_hand, self._lent, self._looked, self._uses = [], [], 0, []
-
-    def _close_place(self) -> None:
-        try:
-            self.place.close()
-        finally:
-            self.ring.close()

@@ -21,7 +21,7 @@ from typing import Any
 
 from headrace import errors
 from headrace.clock import now_s
-from headrace.collecting.place import Say, StartOf
+from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.collecting.recycling import Recycling
 from headrace.collecting.topology import WorkerLimits
@@ -81,6 +81,7 @@ class Workers:
         method: str,
         limits: WorkerLimits,
         spares: int = 1,
+        replaced: Replaced | None = None,
     ) -> None:
         self._plan, self._make_plan, self._limits = plan, make_plan, limits
         self.standby = Standby(method, _PRELOAD, spares, (warm_up, (plan.observation, plan.action)))
@@ -93,10 +94,9 @@ class Workers:
         self.owed = [0] * count  # orders that a worker has not reported as done
         self.start_of: StartOf = lambda shard: None
         self.say: Say = lambda text: None
-        self.restarts = 0  # workers that were lost and replaced; one that can't be is not among them
-        self.recycled = 0  # workers that were retired and replaced
+        self.replaced = replaced or Replaced()  # one that can't be replaced is not among them
         self.retiring: set[int] = set()
-        self._ends: dict[int, _End] = {}  # of workers that are to be replaced, or are being killed
+        self.ends: dict[int, _End] = {}  # of workers that are to be replaced, or are being killed
         self._is_ended = False
 
     @property
@@ -114,9 +114,10 @@ class Workers:
         self._start(vacant)
         self.vacant = []
         for worker in vacant:
-            is_lost = self._ends.pop(worker, None) is not None
-            self.restarts += is_lost
-            self.recycled += not is_lost
+            end = self.ends.pop(worker, None)
+            self.replaced.restarts += end is not None
+            self.replaced.env_failures += end is not None and end.raised is not None
+            self.replaced.recycled += end is None
         return [shard for worker in vacant for shard in self._shards(worker)]
 
     def retire_if_worn(self, worker: int) -> None:
@@ -138,16 +139,16 @@ class Workers:
         """A process has been reaped."""
         del self.children[worker]
         self.owed[worker] = 0
-        is_retired = worker in self.retiring and death.exit_code == 0 and worker not in self._ends
+        is_retired = worker in self.retiring and death.exit_code == 0 and worker not in self.ends
         self.retiring.discard(worker)
         if is_retired:
             self.handle(Retired(worker))
             return
         watch = self.watch
-        if worker not in self._ends:
+        if worker not in self.ends:
             how, stack = f"{death.how}{watch.where(worker)}", watch.last_words(worker)
-            self._ends[worker] = _End(how, watch.place(worker), stack)
-        end = self._ends[worker]
+            self.ends[worker] = _End(how, watch.place(worker), stack)
+        end = self.ends[worker]
         self.handle(Died(worker, end.how, end.place, end.raised is not None))
 
     def failed(self, worker: int, failure: HeadraceError) -> None:
@@ -160,11 +161,11 @@ class Workers:
             raise failure
         env, episode, _ = failure.place or (0, 0, 0)
         how = f"env {env}: {failure}" if episode < 0 else str(failure)  # which could not be made: it has no episode
-        self._ends[worker] = _End(how, failure.place, _traceback(failure), raised=failure, until_s=now_s() + _CLOSE_S)
+        self.ends[worker] = _End(how, failure.place, _traceback(failure), raised=failure, until_s=now_s() + _CLOSE_S)
 
     def see_failed_end(self) -> None:
         """End those that reported a failure, and then do not come back from closing their environments."""
-        for worker, end in self._ends.items():
+        for worker, end in self.ends.items():
             child = self.children.get(worker)
             if child is not None and end.raised is not None and now_s() > end.until_s:
                 child.kill()
@@ -225,14 +226,14 @@ class Workers:
     def _kill(self, kill: Kill) -> None:
         """Its stack is taken first; it may go on for a moment when it is asked for it, so its place is, too."""
         child = self.children.get(kill.worker)
-        if child is not None and kill.worker not in self._ends:
+        if child is not None and kill.worker not in self.ends:
             where = self.watch.where(kill.worker) or " outside of its environments"
             how, place = f"hung{where}: it {kill.why}", self.watch.place(kill.worker)
-            self._ends[kill.worker] = _End(how, place, self.watch.stack(kill.worker, child), is_hung=True)
+            self.ends[kill.worker] = _End(how, place, self.watch.stack(kill.worker, child), is_hung=True)
             child.kill()
 
     def _lost(self, lost: Lost) -> None:
-        end, envs = self._ends[lost.worker], self._environments(lost.worker)
+        end, envs = self.ends[lost.worker], self._environments(lost.worker)
         what = f"worker {lost.worker} ({envs}) {'' if end.is_hung else 'died: '}{lost.how}"
         if end.raised is not None:
             self._report_raised(f"worker {lost.worker} ({envs}): {lost.how}", end.stack)
@@ -253,7 +254,7 @@ class Workers:
 
     def _given_up(self, given_up: GiveUp) -> HeadraceError:
         assert given_up.worker is not None
-        end = self._ends[given_up.worker]
+        end = self.ends[given_up.worker]
         if end.raised is not None:
             error = EnvRaised(end.how, end.place)
             error.add_note(

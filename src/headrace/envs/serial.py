@@ -26,7 +26,7 @@ from headrace.envs.raising import failure
 from headrace.envs.replaying import bring_back, require_seed
 from headrace.envs.returns import PLAIN, Returns
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
-from headrace.errors import EnvError, EnvRaised, HeadraceError
+from headrace.errors import EnvError, HeadraceError
 from headrace.memory.crash_note import CLOSE, DOING, MAKE, NOTHING, POSITION, REPLAY, RESET, STEP, CrashNote
 from headrace.memory.slab import Row
 from headrace.memory.spaces import Leaves
@@ -65,9 +65,7 @@ class SerialEnvs:
             self.observation_space = describe(env.observation_space, "observation", where)
             self.action_space = describe(env.action_space, "action", where)
             require_alike(self._envs, self._indices, where)
-        except BaseException as error:
-            if isinstance(error, EnvRaised):
-                error.place = (self._indices[len(self._envs)], -1, -1)
+        except BaseException:
             self.close()
             raise
         self._returns = Returns(self.observation_space)
