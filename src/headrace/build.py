@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.checkpoints.snapshot import Snapshot
 from headrace.collecting.inline import Inline
-from headrace.collecting.place import Place
+from headrace.collecting.place import Place, Replaced
 from headrace.collecting.plan import HostPlan
 from headrace.collecting.processes import Processes
 from headrace.collecting.reader import Reader
@@ -195,7 +195,7 @@ def build_parts(
         weights = Weights(flat, store, *publishing(place.publish_every), is_due)
         journal = Journal(place.n_envs, config.env.seed_of(config.seed, Purpose.ENV), found.observation, found.action)
         reader = Reader(
-            partial(open_place, plan, store, flat.size, capacity),
+            partial(open_place, plan, store, flat.size, capacity, Replaced()),
             topology,
             journal,
             store,
@@ -208,7 +208,9 @@ def build_parts(
     return Parts(config, topology, found.observation, found.action, tile, schedule, weights, reader)
 
 
-def open_place(plan: HostPlan, store: WeightStore, size: int, capacity: int, topology: Topology) -> tuple[Ring, Place]:
+def open_place(
+    plan: HostPlan, store: WeightStore, size: int, capacity: int, replaced: Replaced, topology: Topology
+) -> tuple[Ring, Place]:
     """The ring of a topology and the place of its hosts; nothing is started yet."""
     make = SharedSegment.create if topology.topology == "processes" else HeapSegment
     with ExitStack() as undo:
@@ -219,7 +221,7 @@ def open_place(plan: HostPlan, store: WeightStore, size: int, capacity: int, top
             names = (str(ring.segment.name), str(store.segment.name))
             make_plan = partial(_worker_plan, plan, names, size, capacity)
             workers = Workers(
-                plan, make_plan, topology.workers, topology.start_method, topology.limits, topology.spares
+                plan, make_plan, topology.workers, topology.start_method, topology.limits, topology.spares, replaced
             )
             place = Processes(workers)
         elif topology.topology == "threads":

@@ -6,10 +6,11 @@ environment's own message, which may have any length: it is cut (plain_text). Kn
 
 from __future__ import annotations
 
+from copy import copy
 from operator import index
 from typing import SupportsIndex
 
-from headrace.plain_text import MAX_ERROR, shortened
+from headrace.plain_text import MAX_ERROR, message_of, shortened
 
 
 class HeadraceError(Exception):
@@ -19,6 +20,13 @@ class HeadraceError(Exception):
 
     def __init__(self, message: str = "") -> None:
         super().__init__(shortened(message, MAX_ERROR))
+
+
+def again(error: Exception) -> HeadraceError:
+    """The error to raise for one that was raised before: the same words and notes, without what it held on to."""
+    if isinstance(error, HeadraceError):
+        return copy(error)
+    return HeadraceError(f"it has failed before: {type(error).__name__}: {message_of(error)}")
 
 
 class UsageError(HeadraceError):
@@ -52,6 +60,15 @@ def whole(name: str, value: object, least: int, expected: str = "") -> int:
 
 class EnvError(HeadraceError):
     """An environment could not be made, or raised, or returned something its spaces do not allow."""
+
+
+class EnvRaised(EnvError):  # noqa: N818  # a kind of EnvError, for a catch of it
+    """An environment's own code raised. A worker process that this happens in may be replaced."""
+
+    def __init__(self, message: str = "", place: tuple[int, int, int] | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+        """(env index, episode, step); (env index, -1, -1): it could not be made."""
 
 
 class NumericsError(HeadraceError):

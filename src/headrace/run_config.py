@@ -54,6 +54,8 @@ class SessionConfig:
     """Episodes of an evaluation."""
     stop_reward: float | None = None
     """Stop when an evaluation's mean reward reaches this; exit code 3 if it never does."""
+    check_episodes: int = 3
+    """Episodes of environment 0 that a process of low priority plays again, to see whether they repeat; 0 for none."""
     stall_after_s: float = 120.0
     """Seconds without an update after which log.txt gets the stack of every thread; the run goes on. 0 for never."""
 
@@ -65,6 +67,7 @@ class SessionConfig:
             ("keep_episodes_mb", 0),
             ("eval_every", 0),
             ("n_eval_episodes", 1),
+            ("check_episodes", 0),
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:

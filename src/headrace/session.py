@@ -2,8 +2,8 @@
 
     while steps are left: run.update -> Update -> files, view -> evaluate? -> checkpoint? -> stop?
 
-Ctrl-C and SIGTERM end the session at the last committed update: collecting, evaluating and drawing are broken off,
-learning is finished first (session_end). What a resumed run will write again is set aside before it goes on
+Ctrl-C, SIGTERM and SIGHUP end the session at the last committed update: collecting, evaluating and drawing are broken
+off, learning is finished first (session_end). What a resumed run will write again is set aside before it goes on
 (checkpoints/run_directory). Of a run it sees `Update`, `totals`, `hashes` and `snapshot`; does not know how a run
 learns (train) or what the user typed (cli, api).
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from headrace.checkpoints.run_directory import checkpoint_name, read_evaluations
 from headrace.checkpoints.snapshot import save
 from headrace.clock import now_s
 from headrace.evaluation.evaluate import Evaluated
+from headrace.evaluation.in_passing import InPassing
 from headrace.last_words import StallWatch, stacks_into
 from headrace.run_config import SessionConfig
 from headrace.session_end import Interrupted, SessionEnd, Stop, say_stalled
@@ -46,14 +47,15 @@ class Session:
         config: SessionConfig,
         evaluate: Evaluate,
         files: SessionFiles,
+        check: InPassing,
         run_dir: Path | None = None,
         view: TerminalView | None = None,
         callback: Callable[[Record], bool | None] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        self._run, self._config, self._evaluate = run, config, evaluate
+        self._run, self._config, self._evaluate, self._check = run, config, evaluate, check
         self._files, self._dir, self._view, self._callback, self._notes = files, run_dir, view, callback, notes
-        self._stop = Stop(run)
+        self._stop = Stop(run, check.halt)
         self._end = SessionEnd(run, run_dir, self._stop, self._result, self._checkpoint)
         self._watch: StallWatch | None = None
         self._evaluations: list[tuple[int, Evaluated]] = []
@@ -100,13 +102,14 @@ class Session:
     def _loop(self) -> str:
         """Update after update; returns why it ended."""
         run, config, stop = self._run, self._config, self._stop
-        with self._files.open(run.steps, run.updates), self._view or nullcontext():
+        with self._files.open(run.steps, run.updates), self._view or nullcontext(), self._checking():
             self._timed_s = now_s()
             while run.steps < config.total_timesteps:
                 stop.if_asked()
                 update = run.update(config.total_timesteps)
                 stop.is_resting = True
                 self._files.write_lists(update)
+                self._look_at_check()
                 record = update.record | self._evaluate_if_due(update.steps)
                 record |= self._timed(update)
                 self._files.write_record(record)
@@ -122,6 +125,21 @@ class Session:
                     self._watch.alive()
             stop.if_asked()
         return "done"
+
+    @contextmanager
+    def _checking(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._look_at_check()
+            self._check.close()
+
+    def _look_at_check(self) -> None:
+        text = self._check.look()
+        if text is not None:
+            logger.warning("%s", text)
+            if self._view is not None:
+                self._view.message(f"warning: {text}")
 
     def _evaluate_if_due(self, steps: int) -> Record:
         config = self._config
@@ -174,11 +192,17 @@ class Session:
             self._next_checkpoint = _next_multiple(steps, self._config.checkpoint_every)
 
     def _checkpoint(self) -> None:
-        steps = self._run.steps
-        if self._dir is None or self._saved_step == steps:
+        run, steps = self._run, self._run.steps
+        if self._dir is None:
+            return
+        late = run.source.leftovers()  # of a collect that was broken off: what is saved now has them in its books
+        if self._saved_step == steps and not late.finished and not late.entries:
             return
         folder = self._dir / "checkpoints"
-        save(self._run.snapshot(), folder / checkpoint_name(steps))
+        save(run.snapshot(), folder / checkpoint_name(steps))
+        self._files.write_late(
+            Update(run.updates, run.weights.version, steps, 0, {}, late.finished, entries=late.entries)
+        )
         self._saved_step = steps
         self._end.note()
         logger.info("checkpoint at step %d", steps)
@@ -188,7 +212,8 @@ class Session:
 
     def _result(self) -> Result:
         evaluated = self._evaluations[-1][1].mean_reward if self._evaluations else None
-        return result_of(self._run, self._run.steps - self._first_step, now_s() - self._started_s, evaluated)
+        new_steps, wall_time_s = self._run.steps - self._first_step, now_s() - self._started_s
+        return result_of(self._run, new_steps, wall_time_s, evaluated, self._check.state())
 
 
 def _next_multiple(steps: int, every: int) -> int:

@@ -26,7 +26,7 @@ from headrace.views.terminal import TerminalView
 
 logger = logging.getLogger(__name__)
 
-_EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143}
+_EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 _CALM_CODES = (0, 3)  # the run came to its end
 _SHORT_S = 60.0  # a session that was broken off within this time gets no figure, which costs two seconds
 
@@ -36,10 +36,10 @@ class Interrupted(BaseException):
 
 
 class Stop:
-    """SIGINT and SIGTERM, as a session takes them; a second SIGINT gives up at once."""
+    """SIGINT, SIGTERM and SIGHUP, as a session takes them; a second SIGINT gives up at once."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, halt_others: Callable[[], None] = lambda: None) -> None:
+        self._run, self._halt_others = run, halt_others
         self.signal: int | None = None
         self.is_breakable = False  # what the session is at may be broken off
         self.is_resting = False  # nothing of the source is in use
@@ -62,6 +62,7 @@ class Stop:
     def halt(self) -> None:
         """End worker processes, whatever the session still has to do; what was collected stays."""
         try:
+            self._halt_others()
             self._run.source.halt()
         except Exception as error:
             logger.warning("the workers did not end in order: %s", message_of(error))
@@ -73,7 +74,10 @@ class Stop:
             yield
             return
         source = self._run.source
-        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the run outlives its terminal
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._handle) for number in numbers}
         source.before_wait = self.if_asked  # for a signal that came while the source could not be broken off
         try:
             yield

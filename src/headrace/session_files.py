@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
@@ -59,7 +59,7 @@ class SessionFiles:
             self._writers = [lambda update: self._write(episodes, _episode_lines(update), "episodes")]
             cut_recorded(self._dir, updates)
             if self.is_recording:
-                journal = JournalWriter(self._dir / "journal", self._config.keep_episodes_mb << 20, self._seed)
+                journal = self._journal(self._dir)
                 stack.callback(journal.close)
                 self._writers.append(lambda update: self._record(journal, update))
             if self._is_async:
@@ -72,6 +72,16 @@ class SessionFiles:
         """Episodes that ended, and what was consumed."""
         for write in self._writers:
             write(update)
+
+    def write_late(self, update: Update) -> None:
+        """The same, of what no update reports, once the session's updates are over."""
+        if self._dir is None or not (update.finished or update.entries):
+            return
+        with _appending(self._dir / "episodes.jsonl") as episodes:
+            self._write(episodes, _episode_lines(update), "episodes")
+        if self.is_recording:
+            with closing(self._journal(self._dir)) as journal:
+                self._record(journal, update)
 
     def write_record(self, record: Record) -> None:
         """One record, to every sink."""
@@ -96,6 +106,9 @@ class SessionFiles:
             package.removeHandler(handler)
             with suppress(OSError):  # a full disk
                 handler.close()
+
+    def _journal(self, run_dir: Path) -> JournalWriter:
+        return JournalWriter(run_dir / "journal", self._config.keep_episodes_mb << 20, self._seed)
 
     def _schedule_line(self, update: Update) -> str:
         return encode_update(update.version, self._num_shards, update.schedule)

@@ -39,12 +39,18 @@ class Result:
     episodes: int
     ledger: dict[str, Any]
     restarts: int
+    env_failures: int
+    """Restarts after an environment had raised."""
     wall_time_s: float
     weights_sha256: str
     optimizer_sha256: str
+    env_check: dict[str, Any]
+    """Whether episodes came out the same when they were played again (evaluation/in_passing)."""
 
 
-def result_of(run: Run, new_steps: int, wall_time_s: float, eval_mean_reward: float | None) -> Result:
+def result_of(
+    run: Run, new_steps: int, wall_time_s: float, eval_mean_reward: float | None, env_check: dict[str, Any]
+) -> Result:
     """A run's numbers as they are now; not ended."""
     totals = run.totals()
     return Result(
@@ -58,7 +64,9 @@ def result_of(run: Run, new_steps: int, wall_time_s: float, eval_mean_reward: fl
         episodes=totals.episodes,
         ledger=totals.ledger,
         restarts=totals.restarts,
+        env_failures=totals.env_failures,
         wall_time_s=wall_time_s,
+        env_check=env_check,
         **run.hashes(),
     )
 

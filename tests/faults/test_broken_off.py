@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import signal
 from dataclasses import replace
@@ -20,6 +21,7 @@ from headrace.learning.config import PpoConfig
 from headrace.memory.ring import Taken
 from headrace.run_config import RunConfig
 from headrace.train import Run
+from support.faulty_envs import Faulty
 
 OPTIONS: dict[str, Any] = {"n_envs": 4, "n_steps": 8, "batch_size": 16, "n_epochs": 2, "seed": 3}
 PER_UPDATE = 32
@@ -146,6 +148,70 @@ def test_episodes_in_rejected_slabs_are_told_as_they_were() -> None:
         run.close()
     assert {(one.length, one.total_reward) for one in finished} == {(10, 10.0)}
     assert len({(one.env_index, one.episode) for one in finished}) == len(finished) > 20
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 1])
+def test_episodes_in_rejected_slabs_of_a_batch_that_was_broken_off(checkpoint_every: int, tmp_path: Path) -> None:
+    """They are in the books that are saved: so they are in episodes.jsonl and in the journal, once, after a resume."""
+    session: dict[str, Any] = {"run_dir": tmp_path, "checkpoint_every": checkpoint_every}
+    later: dict[str, Any] = {"max_lag": 1, "batch": "first_come", "pick_up_rows": 0, "shards": 2, "n_steps": 13}
+    with model_of(**later) as model:
+        reader = model.parts.reader
+        calls, rejected = [0], []
+
+        def is_late(one: Taken) -> bool:
+            calls[0] += 1
+            if calls[0] == 5:  # the first of the third batch; in the next slab comes Ctrl-C
+                Counts.at = (Counts.steps + 3, "signal")
+                rejected.append(one.lease.shard)
+            return calls[0] == 5
+
+        reader._is_late = is_late  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            model.learn(10**6, **session)
+        assert reader.ledger.rejected == 26
+        assert len(rejected) == 1
+    told = episodes_in(tmp_path)
+    assert len(told) == len(set(told)) == json.loads((tmp_path / "result.json").read_text())["episodes"]
+    assert {env for env, _ in told} == {0, 1, 2, 3}
+    with hr.PPO.load(tmp_path, env=Counts) as model:
+        model.learn(4 * 52, **session)
+        result = model.result
+    told = episodes_in(tmp_path)
+    assert result is not None
+    assert len(told) == len(set(told)) == result.episodes
+    kept = hr.recorded_episodes(tmp_path)
+    assert {(one.env_index, one.episode) for one in kept if one.is_finished} == set(told)
+
+
+def episodes_in(run_dir: Path) -> list[tuple[int, int]]:
+    lines = map(json.loads, (run_dir / "episodes.jsonl").read_text().splitlines())
+    return [(one["env_index"], one["episode"]) for one in lines]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"topology": "threads", "workers": 2},
+        {"topology": "processes", "workers": 2, "env_retries": 0},
+        pytest.param({"topology": "processes", "workers": 2, "max_lag": 1}, marks=pytest.mark.full),
+    ],
+    ids=["threads", "processes", "ahead"],
+)
+def test_another_update_after_a_failure_says_it_again(place: dict[str, Any]) -> None:
+    """Shard 0 has committed, shard 1 never will: nothing is waited for."""
+    with hr.PPO(
+        "MlpPolicy", "support.faulty_envs:Faulty", **OPTIONS | {"seed": Faulty.SEED, "n_envs": 2}, **place
+    ) as m:
+        texts = []
+        for _ in range(3):
+            with pytest.raises(EnvError) as caught:  # noqa: PT012  # any of them
+                for _ in range(10):
+                    m.run.update(1000)
+            texts.append((str(caught.value), getattr(caught.value, "__notes__", None)))
+    assert Faulty.PLACE in texts[0][0]
+    assert texts[0] == texts[1] == texts[2]
 
 
 class HasChildren(Counts):

@@ -11,14 +11,11 @@ Where bits are compared, restarts equal the number of faults: a fault that did n
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 import re
 import signal
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,48 +24,14 @@ import pytest
 from headrace.build import build_run
 from headrace.envs.seeds import Purpose, leaf
 from headrace.errors import HeadraceError, UsageError
-from support.mishaps import Mishaps, at_close, at_reset, at_step, plan_mishap, times_s
-from support.topology_runs import INLINE, SEED, Bits, Case, bits_of, processes
+from support.mishaps import at_close, at_reset, at_step, plan_mishap, times_s
+from support.topology_runs import INLINE, SEED, Case, bits_of, processes
 from support.waiting import is_gone, wait_until
+from support.walks import WALK, Warnings, calm, named, walking
 
 FLOOR_S, CEILING_S = 1.0, 40.0
-WALK = Case("walk", "support.bit_envs:LongWalk", n_envs=4, updates=6, kwargs={"limit": 20})
 HURRIED: dict[str, Any] = processes(1, hang_floor_s=FLOOR_S, hang_ceiling_s=CEILING_S)
 LATEST_S = 1.0  # beyond the limit
-
-
-@functools.cache
-def calm() -> Bits:
-    return WALK.play(**INLINE)
-
-
-def walking(folder: Path) -> Case:
-    return WALK.wrapped(partial(Mishaps, folder=str(folder)))
-
-
-class Warnings(logging.Handler):
-    """Warnings of worker processes and when they came, by time.time()."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-        self.at_s: list[float] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-        self.at_s.append(record.created)
-
-
-@pytest.fixture
-def warned() -> Any:
-    handler, logger = Warnings(), logging.getLogger("headrace.collecting")
-    logger.addHandler(handler)
-    yield handler
-    logger.removeHandler(handler)
-
-
-def named(env: int, episode: int, step: int) -> str:
-    return f"env {env}, episode ({env}, {episode}), seed {leaf(SEED, Purpose.ENV, env, episode)}, step {step}"
 
 
 def limit_of(text: str) -> tuple[float, float]:
@@ -321,7 +284,7 @@ def test_worn_out_workers_of_an_asynchronous_run(warned: Warnings) -> None:
     with WALK.start(**processes(2, max_lag=2, worker_max_episodes=1)) as run:
         WALK.advance(run, 2 * WALK.updates)
         assert (run.source.restarts, warned.texts) == (0, [])
-        assert run.source.place.recycled >= 4
+        assert run.source.place.replaced.recycled >= 4
         assert run.source.ledger.produced == run.source.ledger.consumed == 2 * WALK.total_timesteps
 
 

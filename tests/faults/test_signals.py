@@ -11,8 +11,11 @@ A signal is sent once the run is where the test wants it: when the environment t
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +26,7 @@ import pytest
 
 import headrace as hr
 from headrace.checkpoints.snapshot import find_latest
-from support.command import PATHS, TINY, Outcome, end, files_in, result_of, run, start
+from support.command import PATHS, TINY, WITHOUT_REPORT, Outcome, end, files_in, result_of, run, start
 from support.faulty_envs import Announces
 
 ENV = "support.faulty_envs:Announces"
@@ -31,7 +34,7 @@ N_STEPS, UPDATES = 32, 6
 STEPS_PER_UPDATE = 2 * N_STEPS
 TOTAL = UPDATES * STEPS_PER_UPDATE
 LENGTH = ("--n-steps", str(N_STEPS), "--total-timesteps", str(TOTAL))
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +104,46 @@ def test_a_signal_while_collecting(number: signal.Signals, announce: int, calm: 
     assert (found.name, damaged) == (f"step_{result['steps']:012d}", [])
     assert snapshot.state["hashes"]["weights_sha256"] == result["weights_sha256"]
     assert_resumes_to(calm, tmp_path)
+
+
+def test_the_terminal_is_closed(calm: Path, tmp_path: Path) -> None:
+    """A run in the foreground of a terminal that goes away: SIGHUP, and nobody to print for."""
+    ours, theirs = os.openpty()
+    variables = {"STEP": 2 * N_STEPS + 17, "INSTANCE": 1, "FILE": tmp_path / "announced", "HOLD_S": 30.0}
+    options = [option for option in TINY if option != "--quiet"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{WITHOUT_REPORT}",
+         "train", ENV, *options, *LENGTH, "--run-dir", "out", "--topology", "inline"],
+        cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": PATHS} | {f"ANNOUNCE_{name}": str(value) for name, value in variables.items()},
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        deadline = time.monotonic() + 100.0
+        while not (tmp_path / "announced").exists():
+            assert time.monotonic() < deadline
+            if select.select([ours], [], [], 0.01)[0]:  # a terminal that nobody reads stops whoever writes
+                os.read(ours, 1 << 16)
+        os.close(ours)
+        assert process.wait(60.0) == 129
+    finally:
+        process.kill()
+        process.wait()
+    result = result_of(tmp_path / "out")
+    assert (result["exit_reason"], result["exit_code"], result["updates"]) == ("SIGHUP", 129, 2)
+    assert_resumes_to(calm, tmp_path)
+
+
+def test_nohup(calm: Path, tmp_path: Path) -> None:
+    """SIGHUP is ignored where it was when headrace began: the run comes to its end."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start_run(tmp_path, announce=2 * N_STEPS + 17, hold_s=0.5)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    outcome = interrupt(process, signal.SIGHUP, tmp_path)
+    assert outcome.code == 0
+    assert result_of(tmp_path / "out")["weights_sha256"] == result_of(calm)["weights_sha256"]
 
 
 def test_a_signal_at_any_moment(calm: Path, tmp_path: Path) -> None:
@@ -193,7 +236,7 @@ def test_kill_9_in_the_middle_of_a_rollout(calm: Path, tmp_path: Path) -> None:
     assert not list((out / "checkpoints").glob(".*"))
 
 
-@pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.full)])
 @pytest.mark.parametrize("moment", ["imports", "torch", "environment"])
 def test_a_signal_before_training(number: signal.Signals, moment: str, tmp_path: Path) -> None:
     """While Python, torch or the environments come up: the exit code says it, and at most one line."""

@@ -292,10 +292,10 @@ def test_a_signal_to_the_whole_group(number: signal.Signals, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("place", [processes(2), processes(3, shards=4)], ids=["2 workers", "3 workers"])
 def test_a_factory_that_fails_in_a_worker_only(place: dict[str, Any], tmp_path: Path) -> None:
-    """One error: the original message, the worker's traceback, at once."""
+    """One error: the original message, the worker's traceback, at once if nothing is tried again."""
     file = tmp_path / "asked"
     case = Case("unlicensed", "support.worker_envs:fails_in_worker", n_envs=4, kwargs={"file": str(file)})
-    with case.start(**place) as run:
+    with case.start(**place, env_retries=0) as run:
         segments = segments_of(run)
         with pytest.raises(EnvError, match="OSError: no licence for the simulator in a worker") as caught:
             case.advance(run, 1)
@@ -598,7 +598,7 @@ def test_a_failure_of_who_runs_ahead_leaves_a_checkpoint_and_every_record(max_la
     """The environment fails during an update: that update is whole, is kept, and the failure is told after it."""
     env, folder = "support.worker_envs:RaisesLate", tmp_path / "run"
     options = ("--n-envs", "4", "--n-steps", "16", "--batch-size", "32", "--n-epochs", "40", "--seed", "1")
-    ahead = ("--max-lag", str(max_lag), "--total-timesteps", "10000", "--run-dir", str(folder))
+    ahead = ("--max-lag", str(max_lag), "--total-timesteps", "10000", "--run-dir", str(folder), "--env-retries", "0")
     outcome = end(start("train", env, *options, *PROCESSES, *ahead, cwd=tmp_path, has_report=False))
     assert outcome.code == 1
     assert "enough" in outcome.err

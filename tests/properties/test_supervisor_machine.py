@@ -3,15 +3,16 @@
     processes (a plain model: who is alive) ──events──> SupervisorState ──instructions──> carried out, some later
 
 A worker is started exactly once per Start and never while it lives · its work is lost exactly once per death, and never
-when it retires · it is given up exactly when a limit is reached (lives without a result, deaths at one place), counted
-from the history of what happened, and then for good · Kill is said once in a life, to a worker that is silent for
-longer than it said or may be, and to no other.
+when it retires · it is given up exactly when a limit is reached (lives without a result, deaths at one place,
+failures), counted from the history of what happened, and then for good · Kill is said once in a life, to a worker that
+is silent for longer than it said or may be, and to no other.
 The same machine, driven by hand, goes red under mutations of the state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -49,6 +50,7 @@ def limits_of(numbers: st.SearchStrategy[int]) -> st.SearchStrategy[RestartLimit
         first_starts=st.integers(1, 3),
         same_place=st.one_of(st.none(), st.integers(1, 3)),
         restarts=st.one_of(st.none(), numbers.map(lambda n: 3 * n)),
+        failures=st.one_of(st.none(), numbers),
         start_s=seconds,
         silent_s=seconds,
     )
@@ -70,7 +72,8 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.beat_s = dict.fromkeys(self.workers, 0.0)
         self.notes: dict[int, object] = dict.fromkeys(self.workers)
         self.patience_s: dict[int, float | None] = dict.fromkeys(self.workers)
-        self.deaths_at: list[str] = []  # of workers that were ready
+        self.deaths_at: list[str] = []  # of workers that were ready, or failed
+        self.failures = 0  # that were followed by a start
         self.condemned: set[int] = set()
         self.left: set[int] = set()
         self.restarts = 0
@@ -140,10 +143,11 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.expect(Retired(worker), [Start(worker)])
 
     @precondition(lambda self: self.alive)
-    @rule(pick=picks, place=st.sampled_from(["here", "there", None]))
-    def die(self, pick: int, place: str | None = None) -> None:
+    @rule(pick=picks, place=st.sampled_from(["here", "there", None]), failed=st.booleans())
+    def die(self, pick: int, place: str | None = None, failed: bool = False) -> None:
         worker = self.one_of(self.alive, pick)
-        if worker in self.ready_ones() and place is not None and not self.is_over:
+        is_blamed = (worker in self.ready_ones() or failed) and place is not None
+        if is_blamed and place is not None and not self.is_over:
             self.deaths_at.append(place)
         self.gone(worker, "died")
         has_been_ready = "ready" in self.history[worker]
@@ -154,17 +158,20 @@ class SupervisorMachine(RuleBasedStateMachine):
             reason = "died before it was ready"
         elif limits.fruitless is not None and in_a_row >= limits.fruitless:
             reason = f"started {in_a_row} times in a row without a result" if in_a_row else "died"
-        elif limits.same_place is not None and "ready" in self.life_before(worker) and place is not None:
+        elif limits.same_place is not None and is_blamed and place is not None:
             times = self.deaths_at.count(place)
             reason = f"lost {times} times at the same place" if times >= limits.same_place else None
         if reason is None and limits.restarts is not None and self.restarts + 1 > limits.restarts:
             reason = "workers keep dying"
+        if reason is None and failed and limits.failures is not None and self.failures + 1 > limits.failures:
+            reason = f"work keeps failing: workers were started again {self.failures} times"
         if reason is not None:
-            self.expect_giving_up(Died(worker, HOW, place), worker, reason)
+            self.expect_giving_up(Died(worker, HOW, place, failed), worker, reason)
             return
         note, self.notes[worker] = self.notes[worker], None
         self.restarts += not self.is_over
-        self.expect(Died(worker, HOW, place), [Lost(worker, HOW, note), Start(worker)])
+        self.failures += failed and not self.is_over
+        self.expect(Died(worker, HOW, place, failed), [Lost(worker, HOW, note), Start(worker)])
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 2.5, 8.0]))
     def tick(self, seconds: float) -> None:
@@ -235,9 +242,6 @@ class SupervisorMachine(RuleBasedStateMachine):
     def life(self, worker: int) -> list[str]:
         return self.lives(worker)[-1]
 
-    def life_before(self, worker: int) -> list[str]:
-        return self.lives(worker)[-2]
-
     def fruitless(self, worker: int) -> int:
         """Lives that ended in death, since the last one that had a result."""
         count = 0
@@ -271,6 +275,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         """Who is neither alive nor about to be has left, or it is over."""
         assert self.is_over or self.alive | set(self.pending) | self.left == set(self.workers)
         assert self.state.restarts == self.restarts
+        assert self.state.failures == self.failures
         for worker in self.workers:
             ends = len(self.lives(worker)) - 1
             assert self.is_over or self.starts[worker] + (worker in self.pending) == ends + 1
@@ -308,6 +313,8 @@ def by_hand() -> None:
     the_same_place_again_and_again()
     workers_retire()
     patience()
+    the_same_failure_again_and_again()
+    failures_here_and_there()
 
 
 def random_kills_with_work_in_between() -> None:
@@ -403,6 +410,32 @@ def patience() -> None:
     do((m.tick, 8.0), (m.ready, 0), (m.tick, 2.5), (m.tick, 1.0))
 
 
+def the_same_failure_again_and_again() -> None:
+    """What fails in one place is a loop, also in workers that start; what kills them there is not."""
+    m, do = machine_of(2, RestartLimits(same_place=3, fruitless=None, first_starts=9))
+    do((m.carry_out_a_start, 0), (m.carry_out_a_start, 0), (m.ready, 1))
+    for failed in (False, True, True, False):
+        do((m.die, 0, "here", failed), (m.carry_out_a_start, 0))
+    assert not m.is_over
+    do((m.die, 0, "here", True))
+    assert m.is_over
+
+
+def failures_here_and_there() -> None:
+    """With results in between: as many as are allowed, however many are killed."""
+    m, do = machine_of(1, RestartLimits(failures=2, same_place=2))
+    do((m.carry_out_a_start, 0), (m.ready, 0))
+    for place, failed in (("here", True), (None, False), ("there", False), (None, False), (None, True)):
+        do((m.work, 0), (m.die, 0, place, failed), (m.carry_out_a_start, 0), (m.ready, 0))
+    assert not m.is_over
+    do((m.work, 0), (m.die, 0, None, True))
+    assert m.is_over
+    m, do = machine_of(1, RestartLimits(failures=0))
+    do((m.carry_out_a_start, 0), (m.ready, 0), (m.work, 0), (m.die, 0), (m.carry_out_a_start, 0), (m.ready, 0))
+    do((m.work, 0), (m.die, 0, None, True))
+    assert m.is_over
+
+
 HANDLE, DIED, TICK, GIVE_UP, FRESH = (
     SupervisorState.handle,
     SupervisorState._died,
@@ -477,7 +510,26 @@ def does_not_start_again(state: SupervisorState, event: Died) -> Sequence[Instru
 
 
 def counts_deaths_anywhere(state: SupervisorState, event: Died) -> Sequence[Instruction]:
-    return DIED(state, Died(event.worker, event.how, event.place and "somewhere"))
+    return DIED(state, replace(event, place=event.place and "somewhere"))
+
+
+def takes_a_failure_for_a_death(state: SupervisorState, event: Died) -> Sequence[Instruction]:
+    return DIED(state, replace(event, is_failure=False))
+
+
+def takes_a_death_for_a_failure(state: SupervisorState, event: Died) -> Sequence[Instruction]:
+    return DIED(state, replace(event, is_failure=True))
+
+
+def forgives_failures_at_a_result(state: SupervisorState, event: Event, now_s: float) -> Sequence[Instruction]:
+    if isinstance(event, Done):
+        state.failures = 0
+    return HANDLE(state, event, now_s)
+
+
+def blames_no_place_for_a_failure_at_the_start(state: SupervisorState, event: Died) -> Sequence[Instruction]:
+    is_starting = state._workers[event.worker].phase is Phase.STARTING
+    return DIED(state, replace(event, place=None) if is_starting else event)
 
 
 def counts_deaths_of_those_that_start(state: SupervisorState, event: Died) -> Sequence[Instruction]:
@@ -589,6 +641,7 @@ MUTATIONS = [
     ("handle", does_not_listen_to_patience),
     ("handle", forgives_one_that_comes_up_late),
     ("handle", forgets_places_at_a_result),
+    ("handle", forgives_failures_at_a_result),
     ("handle", starts_one_that_left),
     ("handle", does_not_hear_results),
     ("handle", goes_on_after_giving_up),
@@ -597,6 +650,9 @@ MUTATIONS = [
     ("_died", does_not_start_again),
     ("_died", counts_deaths_anywhere),
     ("_died", counts_deaths_of_those_that_start),
+    ("_died", takes_a_failure_for_a_death),
+    ("_died", takes_a_death_for_a_failure),
+    ("_died", blames_no_place_for_a_failure_at_the_start),
     ("_died", forgets_places),
     ("_fresh", keeps_the_patience),
     ("_fresh", forgets_lives_without_a_result),

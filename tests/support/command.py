@@ -30,7 +30,7 @@ ERROR = "headrace: error: "
 TINY = ("--n-envs", "2", "--n-steps", "4", "--batch-size", "4", "--n-epochs", "2", "--seed", "7", "--quiet")
 
 
-_WITHOUT_REPORT = """
+WITHOUT_REPORT = """
 import sys
 from headrace.cli.main import main
 from headrace.views import report
@@ -93,7 +93,7 @@ def _inside(cwd: Path) -> Iterator[None]:
 
 def start(*arguments: str | Path, cwd: Path, has_report: bool = True, **environment: str) -> subprocess.Popen[str]:
     """One command as a process of its own. Its report takes some seconds, most of them for importing matplotlib."""
-    program = ("-m", "headrace") if has_report else ("-c", _WITHOUT_REPORT)
+    program = ("-m", "headrace") if has_report else ("-c", WITHOUT_REPORT)
     return subprocess.Popen(
         [sys.executable, *program, *map(str, arguments)],
         cwd=cwd,

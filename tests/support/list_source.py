@@ -51,6 +51,10 @@ class ListSource:
     def halt(self) -> None:
         """There are no workers."""
 
+    def leftovers(self) -> Harvest:
+        """Nothing is rejected."""
+        return Harvest(0, {})
+
     def run_ahead(self) -> None:
         """Everything is there already."""
 

@@ -124,7 +124,31 @@ def becomes_another_program() -> NoReturn:
     os.execv("/bin/sleep", ["sleep", "1000"])
 
 
+class DroppedError(Exception):
+    """Of somebody's simulator."""
+
+
+def raises() -> NoReturn:
+    raise DroppedError("the connection to the simulator dropped")
+
+
+def raises_text_of_many_lines() -> NoReturn:
+    raise DroppedError("line\n" * 10 + "x" * 10_000_000)
+
+
+def exits() -> NoReturn:
+    raise SystemExit(3)
+
+
+def interrupts() -> NoReturn:
+    raise KeyboardInterrupt
+
+
 MISHAPS: dict[str, Callable[[], None]] = {
+    "raise": raises,
+    "raise-long": raises_text_of_many_lines,
+    "sys-exit": exits,
+    "interrupt": interrupts,
     "sleep": sleeps_for_ever,
     "gil": holds_the_gil,
     "spin": spins_and_ignores_sigterm,

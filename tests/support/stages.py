@@ -17,7 +17,7 @@ import torch
 
 from headrace.build import open_place
 from headrace.collecting.host import Order
-from headrace.collecting.place import Place, StartOf
+from headrace.collecting.place import Place, Replaced, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.collecting.topology import Topology, split
 from headrace.envs.building import build_envs
@@ -123,7 +123,7 @@ def stage(
     store = WeightStore(flat.size, capacity, make(store_bytes(flat.size, capacity)))
     try:
         store.publish(flat.published, 0)
-        ring, place = open_place(plan, store, flat.size, capacity, topology)
+        ring, place = open_place(plan, store, flat.size, capacity, Replaced(), topology)
         try:
             yield Stage(plan, topology, flat, store, ring, place)
         finally:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from headrace.envs.returns import shown
 from headrace.envs.vector_env import EnvFailure, LiveEpisode
-from headrace.errors import EnvError, HeadraceError, NumericsError, ReplayError
+from headrace.errors import EnvError, EnvRaised, HeadraceError, NumericsError, ReplayError
 from headrace.memory.schema import DROPPED_END
 from headrace.memory.slab import Slab
 from headrace.memory.spaces import Leaves, in_words
@@ -41,19 +41,22 @@ class Culprit:
 
     def at_start(self, failure: EnvFailure) -> EnvError:
         """A first reset failed."""
-        return EnvError(f"{self.named(failure.position, 0, 0)}: the environment {failure.reason}")
+        return self._error(failure, 0, 0)
 
     def in_replay(self, failure: EnvFailure, live: Sequence[LiveEpisode]) -> EnvError:
         """A live episode could not be replayed."""
         one = live[failure.position]
-        place = self.named(failure.position, one.episode, len(one.actions))
-        return EnvError(f"{place}: the environment {failure.reason}")
+        return self._error(failure, one.episode, len(one.actions) if failure.step is None else failure.step)
 
     def in_row(self, failure: EnvFailure, slab: Slab, t: int) -> HeadraceError:
         """A step of row t failed: for a NaN before it, if there was one."""
-        return self.earlier(slab, t) or EnvError(
-            f"{self.place(failure.position, slab, t)}: the environment {failure.reason}"
-        )
+        env = failure.position
+        return self.earlier(slab, t) or self._error(failure, int(slab.episode[t, env]), int(slab.step[t, env]))
+
+    def _error(self, failure: EnvFailure, episode: int, step: int) -> EnvError:
+        env = failure.position
+        text = f"{self.named(env, episode, step)}: the environment {failure.reason}"
+        return EnvRaised(text, (self._indices[env], episode, step)) if failure.is_raised else EnvError(text)
 
     def earlier(self, slab: Slab, t: int) -> NumericsError | None:
         """A NaN or an infinity before row t: what fails later fails for it."""

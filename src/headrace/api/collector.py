@@ -54,6 +54,7 @@ class Collector:
         hang_ceiling_s: float = 300.0,
         worker_max_memory_mb: int = 0,
         worker_max_episodes: int = 0,
+        env_retries: int = 100,
     ) -> None:
         config = RunConfig(
             env=env_spec(env, env_kwargs, wrappers, action_repeat),
@@ -65,6 +66,7 @@ class Collector:
                 nan_policy=nan_policy, out_of_bounds=out_of_bounds,
                 hang_floor_s=hang_floor_s, hang_ceiling_s=hang_ceiling_s,
                 worker_max_memory_mb=worker_max_memory_mb, worker_max_episodes=worker_max_episodes,
+                env_retries=env_retries,
             ),
         )  # fmt: skip
         self._parts = build_parts(config, copy.deepcopy(own_module(policy)), is_learning=False)

@@ -33,6 +33,7 @@ from headrace.envs.actions import sender
 from headrace.envs.seeds import Purpose
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import HeadraceError, SchemaError, UsageError
+from headrace.evaluation.in_passing import InPassing
 from headrace.inference.local import LocalInference
 from headrace.loading import Fit, admit, read_from, require_fit
 from headrace.memory.spaces import as_rows, shape_of
@@ -67,6 +68,7 @@ class Model:
     _is_new = True  # has no run directory yet and was not restored: it may not go on in another run's
     _is_torn = False  # collecting was broken off: the environments are beyond the last commit
     _is_closed = False
+    _check: InPassing | None = None  # of the first episodes, begun by the first session
 
     _run: Run
     _parts: Parts
@@ -103,7 +105,7 @@ class Model:
 
         `callback` gets every update's record and stops training by returning False. Further keywords are those of
         SessionConfig: eval_every, n_eval_episodes, stop_reward, checkpoint_every, keep_checkpoints, keep_episodes_mb,
-        tags.
+        check_episodes, tags.
         With progress_bar, or verbose=1, the terminal shows the run. Ctrl-C ends it at the last update and comes out as
         KeyboardInterrupt; the model is then as after that update, and can be saved or learn on.
         """
@@ -118,7 +120,7 @@ class Model:
         result = self.train(more, directory, show, callback)
         if result.exit_reason == "SIGINT":
             raise KeyboardInterrupt
-        if result.exit_reason == "SIGTERM":
+        if result.exit_reason in ("SIGTERM", "SIGHUP"):
             raise SystemExit(result.exit_code)
         return self
 
@@ -156,11 +158,12 @@ class Model:
             config = replace(config, keep_episodes_mb=0)
         files = SessionFiles(run_dir, config, len(parts.topology.shards), parts.topology.max_lag > 0, parts.config.seed)
         parts.reader.is_recording = files.is_recording
-        session = Session(self._run, config, self._evaluated, files, run_dir, view, callback, notes)
+        check = self._checked_in_passing(config.check_episodes)
+        session = Session(self._run, config, self._evaluated, files, check, run_dir, view, callback, notes)
         self._is_torn = True  # until the session comes to an orderly end
         with torch_threads(self._run.algorithm.threads):  # once for all updates
             self.result = session.train()
-        self._is_torn = self.result.exit_code in (130, 143)
+        self._is_torn = self.result.exit_code in (129, 130, 143)
         return self.result
 
     def predict(
@@ -299,6 +302,17 @@ class Model:
 
     def _evaluated(self, n_episodes: int) -> Any:
         return evaluate_parts(self._parts, n_episodes)
+
+    def _checked_in_passing(self, count: int) -> InPassing:
+        """What is checked on the way, by all sessions together."""
+        parts = self._parts
+        if self._check is None or not count:
+            nan_policy = parts.config.topology.nan_policy
+            why_off = "" if nan_policy == "raise" else f"nan_policy={nan_policy}: episodes are stored as mended"
+            why_off = "a pool that resets itself (class B)" if parts.config.env.is_vector() else why_off
+            self._check = InPassing(parts.config.env, parts.reader.journal.seed_of, count, why_off)
+        parts.reader.notices.first_episodes = self._check.episodes
+        return self._check
 
     def _snapshot(self) -> Snapshot:
         if not self._run.is_whole:

@@ -18,7 +18,7 @@ _ALGORITHM = tuple(field.name for field in fields(PpoConfig))
 _PLACE = (
     "n_envs", "n_steps", "topology", "workers", "inference", "max_lag", "shards", "start_method", "spares",
     "pick_up_rows", "publish_every", "batch", "nan_policy", "out_of_bounds",
-    "hang_floor_s", "hang_ceiling_s", "worker_max_memory_mb", "worker_max_episodes",
+    "hang_floor_s", "hang_ceiling_s", "worker_max_memory_mb", "worker_max_episodes", "env_retries",
 )  # fmt: skip
 
 
@@ -70,6 +70,7 @@ class PPO(Model):
         hang_ceiling_s: float = 300.0,
         worker_max_memory_mb: int = 0,
         worker_max_episodes: int = 0,
+        env_retries: int = 100,
         seed: int | None = None,
         verbose: int = 0,
     ) -> None:

@@ -1,6 +1,6 @@
 """`headrace COMMAND ...`: finds the command, runs it, turns errors into one clear message and an exit code.
 
-    0 done · 1 failed · 2 usage · 3 the reward asked for was not reached · 130 / 143 after Ctrl-C / SIGTERM
+    0 done · 1 failed · 2 usage · 3 the reward asked for was not reached · 130, 143, 129 after Ctrl-C, SIGTERM, SIGHUP
 
 Imports nothing heavy, so that `headrace --help` answers at once.
 """
@@ -73,7 +73,10 @@ def _run(arguments: list[str]) -> int:
     name = arguments[0]
     if name not in COMMANDS:
         return _unknown(name)
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        if before[number] is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _terminate)
     try:
         code: int = import_module(f"headrace.cli.{name}_command").main(arguments[1:])
         return code
@@ -86,12 +89,13 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return 1
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     """Before and after training, which has its own way to stop: environments are closed, then the process ends."""
-    raise SystemExit(143)
+    raise SystemExit(128 + number)
 
 
 def _explain(error: HeadraceError) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PLACES = (
     "topology", "workers", "shards", "start_method", "spares", "out_of_bounds",
-    "hang_floor_s", "hang_ceiling_s", "worker_max_memory_mb", "worker_max_episodes",
+    "hang_floor_s", "hang_ceiling_s", "worker_max_memory_mb", "worker_max_episodes", "env_retries",
 )  # fmt: skip
 _Algorithm = Annotated[
     str, tyro.conf.arg(help=f"{' or '.join(ALGORITHMS)}; --help shows the options of the one that is named.")

@@ -12,7 +12,7 @@ from collections import deque
 from functools import partial
 
 from headrace.collecting.host import Host, Order
-from headrace.collecting.place import Say, StartOf
+from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.errors import HeadraceError
 from headrace.policies.threads import torch_threads
@@ -22,7 +22,7 @@ from headrace.weights.store import WeightStore
 class Inline:
     """All shards of a run, filled by the caller."""
 
-    restarts = recycled = 0
+    restarts, replaced = 0, Replaced()
 
     def __init__(self, plan: HostPlan, slabs: memoryview, store: WeightStore) -> None:
         self._plan, self._slabs, self._store = plan, slabs, store

@@ -14,7 +14,8 @@ import logging
 from headrace.acting.culprit import Culprit
 from headrace.acting.inspection import Outside
 from headrace.collecting.place import Say
-from headrace.episodes.journal import Journal
+from headrace.episodes.first_episodes import FirstEpisodes
+from headrace.episodes.journal import Array, Journal
 from headrace.memory.ledger import Ledger
 from headrace.memory.slab import Slab, Word
 
@@ -28,18 +29,25 @@ class Notices:
 
     def __init__(self, journal: Journal, say: Say) -> None:
         self._seed_of, self._space, self._say = journal.seed_of, journal.spaces[0], say
+        self.first_episodes: FirstEpisodes | None = None  # kept for a check in passing
         self._reported: set[str] = set()
         self._counts: dict[str, float] = {}
 
-    def take(self, env_indices: range, slab: Slab, ledger: Ledger) -> None:
-        """Look at one slab that joins the books."""
-        if slab.header[Word.CLAMPED :].any():
-            self._report(slab, Culprit(env_indices, self._seed_of), ledger)
+    def take(self, env_indices: range, slab: Slab, checksums: Array, ledger: Ledger) -> None:
+        """Look at one slab that joins the books, with the checksums of its rows."""
+        if self.first_episodes is not None or slab.header[Word.CLAMPED :].any():
+            self._look(env_indices, slab, checksums, ledger)
 
     def counted(self) -> dict[str, float]:
         """What was mended since the last update, for its record; nothing if nothing was."""
         counts, self._counts = self._counts, {}
         return counts
+
+    def _look(self, env_indices: range, slab: Slab, checksums: Array, ledger: Ledger) -> None:
+        if self.first_episodes is not None:
+            self.first_episodes.take(env_indices, slab, checksums)
+        if slab.header[Word.CLAMPED :].any():
+            self._report(slab, Culprit(env_indices, self._seed_of), ledger)
 
     def _report(self, slab: Slab, culprit: Culprit, ledger: Ledger) -> None:
         clamped, episodes, steps, *place = slab.header[Word.CLAMPED : Word.OUTSIDE].tolist()

@@ -9,6 +9,7 @@ replaced, after the reader has taken what the worker had committed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.collecting.host import Order
@@ -18,6 +19,18 @@ StartOf = Callable[[int], Standing | None]
 Say = Callable[[str], None]  # a line for people
 
 
+@dataclass
+class Replaced:
+    """Hosts that others took the place of, in all places that a run has had."""
+
+    restarts: int = 0
+    """Lost."""
+    env_failures: int = 0
+    """Those of them that an environment ended by raising."""
+    recycled: int = 0
+    """Ended in order, to be replaced by fresh ones."""
+
+
 class Place(Protocol):
     """All hosts of a run."""
 
@@ -25,9 +38,7 @@ class Place(Protocol):
     def restarts(self) -> int:
         """Hosts that were lost and replaced."""
 
-    @property
-    def recycled(self) -> int:
-        """Hosts that were ended in order and replaced by fresh ones."""
+    replaced: Replaced
 
     def launch(self, start_of: StartOf, say: Say) -> None:
         """Bring every host up; returns when all environments are ready. Says who is ready if it takes long."""

@@ -2,7 +2,8 @@
 
     launch: start all at once, wait for READY -> order: a record over its line -> wait: DONE, a death, a failure
 
-What an environment raised is no death: it is raised here. Does not know how workers are started or replaced (workers).
+What an environment raised ends its worker, which is replaced; every other failure is raised here. Does not know how
+workers are started or replaced (workers).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Processes:
     """All shards of a run, in worker processes; shard s is filled by worker s mod workers."""
 
     def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+        self._workers, self.replaced = workers, workers.replaced
         self._proven: set[int] = set()  # workers that have finished a rollout since they were started
         self._has_news = False  # something happened that `wait` has not returned for
         self._looked_s = 0.0
@@ -38,12 +39,7 @@ class Processes:
     @property
     def restarts(self) -> int:
         """Workers that were lost and replaced."""
-        return self._workers.restarts
-
-    @property
-    def recycled(self) -> int:
-        """Workers that had grown too large, or old, and were replaced."""
-        return self._workers.recycled
+        return self.replaced.restarts
 
     @property
     def pids(self) -> list[int]:
@@ -54,7 +50,7 @@ class Processes:
         """Start every worker, all at the same time, and wait until the last is ready."""
         workers = self._workers
         workers.require_open()
-        workers.start_of = start_of
+        workers.start_of, workers.say = start_of, say
         begun = said = now_s()
         try:
             workers.start_all()
@@ -123,9 +119,11 @@ class Processes:
                 workers.handle(supervisor.Ready(worker))
                 logger.info("worker %d is ready (process %d), %d to come", worker, one.child.pid, workers.num_starting)
             elif one.data.startswith(FAILED):
-                raise failure_of(one.child.name, one.data[len(FAILED) :])
+                workers.failed(worker, failure_of(one.child.name, one.data[len(FAILED) :]))
             elif one.data.startswith(NOT_CLOSED):  # of a worker that retires: nothing is lost
                 logger.warning("worker %d: %s", worker, failure_of(one.child.name, one.data[len(NOT_CLOSED) :]))
         if now_s() - self._looked_s >= _LOOK_S:
             look_after(workers)
+            if workers.ends:
+                workers.see_failed_end()
             self._looked_s = now_s()

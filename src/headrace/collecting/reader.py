@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from headrace.episodes import standing as standings
 from headrace.episodes.entry import Entry, entry_of
 from headrace.episodes.journal import Journal
 from headrace.episodes.statistics import EpisodeStatistics, Finished
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, again
 from headrace.learning.batch import Batch, assemble
 from headrace.memory.ledger import Ledger
 from headrace.memory.ring import Ring, Taken
@@ -66,11 +67,10 @@ class Reader:
         self.is_recording = False  # whether there is such a journal
         self._batches = 0  # lent and given back
         self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
-        self._failure: HeadraceError | None = None  # of what ran ahead
-        self._restarts = self._recycled = 0  # of places before this one
+        self._failure: HeadraceError | None = None  # of collecting, or of what ran ahead: until it goes on elsewhere
         self._spent_ns = np.zeros(4)  # by the hosts, since the last batch: environments, inference, copying, idle
         self._wait_s = 0.0
-        self._notices = Notices(journal, lambda text: self.say(text))
+        self.notices = Notices(journal, lambda text: self.say(text))
         self._is_launched = self.is_interruptible = False
         self.before_wait: Callable[[], None] = lambda: None
         self.say: Say = lambda text: None
@@ -78,12 +78,24 @@ class Reader:
 
     def collect(self) -> Batch:
         """One slab of every shard, or as many in the order they came: leased, filled, committed, taken, entered."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        if self._failure is not None:
+            raise again(self._failure)  # whoever it came from may be gone: nothing to wait for
         if self._lent:
             raise HeadraceError("collect: the last batch was not given back")
-        self._looked, self._uses = 0, []
+        try:
+            self._gather()
+        except Exception as error:
+            self._failure = again(error)
+            raise
+        taken, self._in_hand, self._looked = self._in_hand, [], 0
+        self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
+        for one in self._lent:  # only now: a collect that is broken off has entered nothing
+            self._enter(one)
+        self._age_s = (now_ns() - min(one.slab.word(Word.STARTED_NS) for one in self._lent)) / 1e9
+        return assemble([one.slab for one in self._lent])
+
+    def _gather(self) -> None:
+        """Take slabs in hand until there are enough for a batch; broken off by a signal, it goes on where it was."""
         self._launch()
         self._take()
         self._hand_out()
@@ -98,12 +110,6 @@ class Reader:
                 self._hand_out()
             else:
                 self._in_hand.append(ready)
-        taken, self._in_hand = self._in_hand, []
-        self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
-        for one in self._lent:  # only now: a collect that is broken off has entered nothing
-            self._enter(one)
-        self._age_s = (now_ns() - min(one.slab.word(Word.STARTED_NS) for one in self._lent)) / 1e9
-        return assemble([one.slab for one in self._lent])
 
     def give_back(self) -> Harvest:
         """The batch was learned from: its slabs are settled and go back to the hosts."""
@@ -115,10 +121,9 @@ class Reader:
             by_worker[self.place.worker_of(one.lease.shard)] += count
         shards = self._topology.shards
         ended = self.statistics.add_slabs([(shards[one.lease.shard], one.slab) for one in self._lent])
-        finished, self._rejected = (*self._rejected, *ended), []
+        late, uses, self._uses = self.leftovers(), tuple(self._uses), []
         workers = () if self._topology.topology == "inline" else tuple(by_worker)
-        entries, self._entries = tuple(self._entries), []
-        harvest = Harvest(sum(steps), self._record(), finished, tuple(self._uses), workers, entries)
+        harvest = Harvest(sum(steps), self._record(), (*late.finished, *ended), uses, workers, late.entries)
         for one in self._lent:  # the batch may be the slab's own memory, but nothing fills it before the next lease
             self.ring.state.release(one.lease)
         self._batches += bool(self._lent)
@@ -126,31 +131,34 @@ class Reader:
         self.ledger.check()
         return harvest
 
+    def leftovers(self) -> Harvest:
+        """Episodes of rejected slabs, which are in the books already; told once, here or with the next batch."""
+        finished, entries, self._rejected, self._entries = tuple(self._rejected), tuple(self._entries), [], []
+        return Harvest(0, {}, finished, entries=entries)
+
     def run_ahead(self) -> None:
         """Hand out what the pace allows now; the batch that was learned from is whole, whatever happens here."""
         try:
             self._hand_out()
         except HeadraceError as error:
-            self._failure = error.with_traceback(None)  # which would hold on to the batch
+            self._failure = again(error)  # whose traceback would hold on to the batch
 
     def totals(self) -> Totals:
         """What it has given so far."""
         means, ledger = self.statistics.means(), self.ledger.encode()
         del ledger["sequences"]
-        return Totals(self.statistics.finished, means[0] if means else None, ledger, self.restarts)
+        mean, env_failures = means[0] if means else None, self.place.replaced.env_failures
+        return Totals(self.statistics.finished, mean, ledger, self.restarts, env_failures)
 
     @property
     def restarts(self) -> int:
         """Workers that were lost and replaced."""
-        return self._restarts + self.place.restarts
+        return self.place.restarts
 
     def reopen(self, topology: Topology) -> None:
         """Fresh memory and fresh hosts, which go on from the journal; what waited for a batch is collected again."""
-        self._forget_slabs()
-        self._restarts, self._recycled = self.restarts, self._recycled + self.place.recycled
-        self._is_launched = False
-        self._close_place()
-        self._topology = topology
+        self.close()
+        self._failure, self._is_launched, self._topology = None, False, topology
         self.ring, self.place = self._open(topology)
         self.ring.state.resume(self.ledger.sequences, self._batches)
 
@@ -179,7 +187,8 @@ class Reader:
     def close(self) -> None:
         """End the hosts, close all environments, give the memory back."""
         self._forget_slabs()
-        self._close_place()
+        with closing(self.ring):
+            self.place.close()
 
     def _launch(self) -> None:
         if not self._is_launched:
@@ -241,7 +250,7 @@ class Reader:
         envs = self._topology.shards[one.lease.shard]
         self.ledger.enter(one.lease.shard, one.lease.sequence, int(one.slab.valid.sum()))
         checksums = self.journal.enter(envs, one.slab)
-        self._notices.take(envs, one.slab, self.ledger)
+        self.notices.take(envs, one.slab, checksums, self.ledger)
         if self.is_recording:
             worker = self.place.worker_of(one.lease.shard)
             self._entries.append(entry_of(self.journal, envs, worker, one.slab, checksums))
@@ -271,24 +280,19 @@ class Reader:
             "headrace/rollout_age_s": self._age_s,
             "headrace/queue_depth": float(sum(len(queue) for queue in self._waiting)),
             "headrace/restarts": float(self.restarts),
-            "headrace/recycled": float(self._recycled + self.place.recycled),
+            "headrace/recycled": float(self.place.replaced.recycled),
+            "headrace/env_failures": float(self.place.replaced.env_failures),
             **{f"headrace/actors/{name}_s": spent_s[name] for name in ("env", "inference", "idle")},
             "headrace/least_share": float(shares.min() / max(shares.mean(), 1e-9)),
             "headrace/episodes": float(self.statistics.finished),
         }
         self._spent_ns[:], self._wait_s = 0.0, 0.0
         record |= {f"headrace/ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
-        record |= self._notices.counted()
+        record |= self.notices.counted()
         return record | ({"rollout/ep_rew_mean": means[0], "rollout/ep_len_mean": means[1]} if means else {})
 
     def _forget_slabs(self) -> None:
         """Slabs that nothing will be learned from: views of memory that is about to go."""
         for queue in self._waiting:
             queue.clear()
-        self._in_hand, self._lent = [], []
-
-    def _close_place(self) -> None:
-        try:
-            self.place.close()
-        finally:
-            self.ring.close()
+        self._in_hand, self._lent, self._looked, self._uses = [], [], 0, []

@@ -45,6 +45,8 @@ class Totals:
     mean_return: float | None
     ledger: dict[str, Any]
     restarts: int
+    env_failures: int = 0
+    """Those of them after an environment had raised."""
 
 
 class Source(Protocol):
@@ -60,6 +62,9 @@ class Source(Protocol):
 
     def give_back(self) -> Harvest:
         """The batch was learned from."""
+
+    def leftovers(self) -> Harvest:
+        """What happened since the last batch and no batch will report: of rejected data, if collecting ends here."""
 
     def run_ahead(self) -> None:
         """Begin what the pace allows; a failure of what runs ahead is raised by the next collect."""

@@ -29,11 +29,14 @@ class WorkerLimits:
     hang_ceiling_s: float = 300.0
     max_memory_mb: int = 0
     max_episodes: int = 0
+    env_retries: int = 100
 
     def __post_init__(self) -> None:
         for name in ("max_memory_mb", "max_episodes"):
             if getattr(self, name) < 0:
                 raise UsageError(f"worker_{name}: expected 0 (no limit) or more, got {getattr(self, name)}")
+        if self.env_retries < 0:
+            raise UsageError(f"env_retries: expected 0 (end at once) or more, got {self.env_retries}")
         if not 0 < self.hang_floor_s < float("inf"):
             raise UsageError(f"hang_floor_s: expected more than 0 seconds, got {self.hang_floor_s}")
         if not (self.hang_ceiling_s == 0 or self.hang_floor_s <= self.hang_ceiling_s < float("inf")):
@@ -83,6 +86,8 @@ class TopologyConfig:
     """Replace a worker process that uses more memory of its own (for environments that leak); 0: no limit."""
     worker_max_episodes: int = 0
     """Replace a worker process after so many episodes; 0: never."""
+    env_retries: int = 100
+    """How often in a run a worker process whose environment raised is replaced; 0: the run ends at once."""
 
     def __post_init__(self) -> None:
         require_types(
@@ -97,6 +102,7 @@ class TopologyConfig:
                     "pick_up_rows",
                     "worker_max_memory_mb",
                     "worker_max_episodes",
+                    "env_retries",
                 ),
                 float: ("hang_floor_s", "hang_ceiling_s"),
                 str: (
@@ -147,7 +153,8 @@ class TopologyConfig:
     def worker_limits(self) -> WorkerLimits:
         """What worker processes are held to."""
         return WorkerLimits(
-            self.hang_floor_s, self.hang_ceiling_s, self.worker_max_memory_mb, self.worker_max_episodes
+            self.hang_floor_s, self.hang_ceiling_s, self.worker_max_memory_mb, self.worker_max_episodes,
+            self.env_retries,
         )  # fmt: skip
 
 

@@ -85,6 +85,7 @@ def _keep_notes(plan: WorkerPlan) -> CrashNotes:
 
 def _report(error: BaseException) -> bytes:
     text = shortened("".join(traceback.format_exception(error)), MAX_TRACEBACK)  # here: any length would cross the line
+    place = getattr(error, "place", None)  # of what an environment raised
     return json.dumps(
-        {"kind": type(error).__name__, "message": message_of(error, MAX_ERROR), "traceback": text}
+        {"kind": type(error).__name__, "message": message_of(error, MAX_ERROR), "traceback": text, "place": place}
     ).encode()

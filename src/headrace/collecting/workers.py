@@ -2,6 +2,7 @@
 
     start_all -> a Child each, with where its shards stand     died -> replaced, or an error that names the environments
     the watch (look_after) says who hangs -> stack, SIGKILL -> died     worn out -> retired: ends in order, replaced
+    its environment raised -> it reports that (failed), closes its environments and ends -> died
 
 What to do about a death is the supervisor's. It is mended at `replace`: by then the reader has taken what the worker
 had committed, so its other orders are void and a new process goes on from the journal. Their slabs are free again only
@@ -14,13 +15,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any
 
 from headrace import errors
 from headrace.clock import now_s
-from headrace.collecting.place import StartOf
+from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.collecting.recycling import Recycling
 from headrace.collecting.topology import WorkerLimits
@@ -28,7 +29,7 @@ from headrace.collecting.warm_up import warm_up
 from headrace.collecting.watch import Watch
 from headrace.collecting.worker import RETIRE, WorkerPlan, run_worker
 from headrace.episodes.standing import Standing
-from headrace.errors import HeadraceError
+from headrace.errors import EnvRaised, HeadraceError
 from headrace.memory.crash_note import Doing
 from headrace.runtime.child import Child
 from headrace.runtime.line import Death
@@ -64,7 +65,9 @@ class _End:
     how: str
     place: tuple[int, int, int] | None
     stack: str
-    is_hung: bool
+    is_hung: bool = False
+    raised: EnvRaised | None = None  # what an environment raised
+    until_s: float = 0.0  # by when it must have ended after that
 
 
 class Workers:
@@ -78,21 +81,22 @@ class Workers:
         method: str,
         limits: WorkerLimits,
         spares: int = 1,
+        replaced: Replaced | None = None,
     ) -> None:
         self._plan, self._make_plan, self._limits = plan, make_plan, limits
         self.standby = Standby(method, _PRELOAD, spares, (warm_up, (plan.observation, plan.action)))
         self.count = count
         self.recycling = Recycling.of(limits, plan.env.is_vector())  # None: no worker is ever worn out
         self.watch = Watch(plan, count, self._shards, limits)
-        self.state = SupervisorState(count, _START_UPS)
+        self.state = SupervisorState(count, replace(_START_UPS, failures=limits.env_retries))
         self.children: dict[int, Child] = {}
         self.vacant: list[int] = []  # workers to be started again
         self.owed = [0] * count  # orders that a worker has not reported as done
         self.start_of: StartOf = lambda shard: None
-        self.restarts = 0  # workers that were lost and replaced; one that can't be is not among them
-        self.recycled = 0  # workers that were retired and replaced
+        self.say: Say = lambda text: None
+        self.replaced = replaced or Replaced()  # one that can't be replaced is not among them
         self.retiring: set[int] = set()
-        self._ends: dict[int, _End] = {}  # of workers that are to be replaced, or are being killed
+        self.ends: dict[int, _End] = {}  # of workers that are to be replaced, or are being killed
         self._is_ended = False
 
     @property
@@ -110,9 +114,10 @@ class Workers:
         self._start(vacant)
         self.vacant = []
         for worker in vacant:
-            is_lost = self._ends.pop(worker, None) is not None
-            self.restarts += is_lost
-            self.recycled += not is_lost
+            end = self.ends.pop(worker, None)
+            self.replaced.restarts += end is not None
+            self.replaced.env_failures += end is not None and end.raised is not None
+            self.replaced.recycled += end is None
         return [shard for worker in vacant for shard in self._shards(worker)]
 
     def retire_if_worn(self, worker: int) -> None:
@@ -134,16 +139,36 @@ class Workers:
         """A process has been reaped."""
         del self.children[worker]
         self.owed[worker] = 0
-        is_retired = worker in self.retiring and death.exit_code == 0
+        is_retired = worker in self.retiring and death.exit_code == 0 and worker not in self.ends
         self.retiring.discard(worker)
         if is_retired:
             self.handle(Retired(worker))
             return
         watch = self.watch
-        if worker not in self._ends:
+        if worker not in self.ends:
             how, stack = f"{death.how}{watch.where(worker)}", watch.last_words(worker)
-            self._ends[worker] = _End(how, watch.place(worker), stack, is_hung=False)
-        self.handle(Died(worker, self._ends[worker].how, self._ends[worker].place))
+            self.ends[worker] = _End(how, watch.place(worker), stack)
+        end = self.ends[worker]
+        self.handle(Died(worker, end.how, end.place, end.raised is not None))
+
+    def failed(self, worker: int, failure: HeadraceError) -> None:
+        """A worker reports a failure, and ends. It is raised here, unless it is one that a fresh process may mend.
+
+        That is what the code of an environment raised. Malformed returns, NaN and a replay that differs are bugs of
+        the environment, and would be the same again.
+        """
+        if not isinstance(failure, EnvRaised) or not self._limits.env_retries or self._plan.env.is_vector():
+            raise failure
+        env, episode, _ = failure.place or (0, 0, 0)
+        how = f"env {env}: {failure}" if episode < 0 else str(failure)  # which could not be made: it has no episode
+        self.ends[worker] = _End(how, failure.place, _traceback(failure), raised=failure, until_s=now_s() + _CLOSE_S)
+
+    def see_failed_end(self) -> None:
+        """End those that reported a failure, and then do not come back from closing their environments."""
+        for worker, end in self.ends.items():
+            child = self.children.get(worker)
+            if child is not None and end.raised is not None and now_s() > end.until_s:
+                child.kill()
 
     def handle(self, event: Event) -> None:
         """Carry out what the supervisor says; a Start waits for `replace`."""
@@ -201,15 +226,18 @@ class Workers:
     def _kill(self, kill: Kill) -> None:
         """Its stack is taken first; it may go on for a moment when it is asked for it, so its place is, too."""
         child = self.children.get(kill.worker)
-        if child is not None:
+        if child is not None and kill.worker not in self.ends:
             where = self.watch.where(kill.worker) or " outside of its environments"
             how, place = f"hung{where}: it {kill.why}", self.watch.place(kill.worker)
-            self._ends[kill.worker] = _End(how, place, self.watch.stack(kill.worker, child), is_hung=True)
+            self.ends[kill.worker] = _End(how, place, self.watch.stack(kill.worker, child), is_hung=True)
             child.kill()
 
     def _lost(self, lost: Lost) -> None:
-        end, envs = self._ends[lost.worker], self._environments(lost.worker)
+        end, envs = self.ends[lost.worker], self._environments(lost.worker)
         what = f"worker {lost.worker} ({envs}) {'' if end.is_hung else 'died: '}{lost.how}"
+        if end.raised is not None:
+            self._report_raised(f"worker {lost.worker} ({envs}): {lost.how}", end.stack)
+            return
         if self._plan.env.is_vector():
             raise _with_stack(lost.worker, end.stack, HeadraceError(
                 f"{what}; its environments are a pool that resets itself "
@@ -217,9 +245,24 @@ class Workers:
             ))  # fmt: skip
         logger.warning("%s; replaying its episodes%s", what, f"\n{end.stack}" if end.stack else "")
 
+    def _report_raised(self, what: str, traceback: str) -> None:
+        """On the terminal the first comes with its traceback, all later ones are lines: there may be many."""
+        count, limit = self.state.failures, self._limits.env_retries
+        text = f"{what}; a fresh worker replays its episodes (replacement {count} of env_retries={limit})"
+        logger.warning("%s\n%s", text, traceback)
+        self.say(f"warning: {text}\n{traceback}" if count == 1 else f"warning: {text}; its traceback is in the log")
+
     def _given_up(self, given_up: GiveUp) -> HeadraceError:
         assert given_up.worker is not None
-        end = self._ends[given_up.worker]
+        end = self.ends[given_up.worker]
+        if end.raised is not None:
+            error = EnvRaised(end.how, end.place)
+            error.add_note(
+                f"In headrace-worker-{given_up.worker}:\n{end.stack}\n"
+                f"{given_up.why.removesuffix(f', last: {end.how}')} ({self._environments(given_up.worker)}), "
+                f"each time in a fresh process. env_retries=0 ends a run at the first"
+            )
+            return error
         slow = "raise hang_floor_s and hang_ceiling_s if the environment is only slow, " if end.is_hung else ""
         return _with_stack(given_up.worker, end.stack, HeadraceError(
             f"{given_up.why} ({self._environments(given_up.worker)}); {slow}look at the environment's own log "
@@ -256,8 +299,15 @@ def failure_of(worker: str, data: bytes) -> HeadraceError:
         failure = kind(report["message"])
     else:
         failure = HeadraceError(f"{worker}: {report['kind']}: {report['message']}")
+    if isinstance(failure, EnvRaised) and report["place"]:
+        failure.place = tuple(report["place"])
     failure.add_note(f"In {worker}:\n{report['traceback']}")
     return failure
+
+
+def _traceback(failure: HeadraceError) -> str:
+    """The worker's, without the line that says whose it is."""
+    return "\n".join(failure.__notes__).partition("\n")[2]
 
 
 def _with_stack(worker: int, stack: str, error: HeadraceError) -> HeadraceError:

@@ -8,7 +8,11 @@ Does not know who steps them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
 
 from headrace.envs.adapters.gymnasium_vector import GymnasiumVector
 from headrace.envs.mended import mended
@@ -16,7 +20,7 @@ from headrace.envs.seeds import LONG, SHORT, Purpose
 from headrace.envs.serial import SerialEnvs
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import EnvFailure, VectorEnv
-from headrace.errors import HeadraceError
+from headrace.errors import EnvRaised, HeadraceError
 from headrace.memory.crash_note import DOING, MAKE, CrashNote
 from headrace.memory.spaces import empty_leaves
 
@@ -36,7 +40,22 @@ def build_envs(
         note.words[DOING] = MAKE
         pool = GymnasiumVector(spec.make_vector(len(env_indices)), env_indices, seed_of, note)
         return mended(pool, nan_policy)
-    return mended(SerialEnvs(spec.make, env_indices, seed_of, note), nan_policy)
+    return mended(SerialEnvs(_makes(spec, env_indices), env_indices, seed_of, note), nan_policy)
+
+
+def _makes(spec: EnvSpec, env_indices: range) -> Callable[[], gym.Env[Any, Any]]:
+    """Makes one after the other, and says which one could not be made."""
+    indices = iter(env_indices)
+
+    def make() -> gym.Env[Any, Any]:
+        index = next(indices)
+        try:
+            return spec.make()
+        except EnvRaised as error:
+            error.place = (index, -1, -1)
+            raise
+
+    return make
 
 
 def first_look(spec: EnvSpec, seed: int, purpose: Purpose = Purpose.ENV) -> tuple[EnvSpec, VectorEnv]:

@@ -26,11 +26,13 @@ def failure(position: int, env_index: int, error: BaseException, where: str = ""
     require_own(error, f"env {env_index}")
     text = message_of(error)
     said = f"raised {type(error).__name__}{f': {text}' if text else ''}"
-    hint = ""
+    hint, is_raised = "", not isinstance(error, KeyboardInterrupt)  # which asks for an end
     if isinstance(error, TypeError | ValueError) and "unpack" in text:
+        trace = error.__traceback__
+        is_raised = trace is None or trace.tb_next is not None  # else it was our own unpacking of what it returned
         hint = " (observation, info)" if where.startswith("reset") else " (obs, reward, terminated, truncated, info)"
         hint = f"; expected a tuple{hint}"
-    return EnvFailure(position, f"{f'{where} ' if where else ''}{said}{hint}")
+    return EnvFailure(position, f"{f'{where} ' if where else ''}{said}{hint}", is_raised)
 
 
 def require_own(error: BaseException, where: str) -> None:

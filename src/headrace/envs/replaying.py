@@ -65,7 +65,9 @@ class Replay:
         try:
             self.obs, reward, terminated, truncated, _ = self._step(sent)
         except BaseException as error:
-            raise failure(self._position, self._env_index, error) from error
+            failed = failure(self._position, self._env_index, error)
+            failed.step = self.length
+            raise failed from error
         read = self._returns
         self._rewards[row, 0] = read.reward(self._position, reward)
         terminated = read.flag(self._position, "terminated", terminated)

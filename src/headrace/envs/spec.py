@@ -24,7 +24,7 @@ import numpy as np
 from headrace.envs.raising import require_own
 from headrace.envs.returns import number
 from headrace.envs.seeds import LONG, SHORT, Purpose, episode_seed
-from headrace.errors import EnvError, HeadraceError, UsageError
+from headrace.errors import EnvError, EnvRaised, HeadraceError, UsageError
 
 EnvSource = str | Callable[..., Any]
 
@@ -138,7 +138,7 @@ class EnvSpec:
             wrapped = wrap(env)
         except BaseException as error:
             require_own(error, f"{self.name}: wrapper {name}")
-            raise EnvError(f"{self.name}: wrapper {name} raised {type(error).__name__}: {error}") from error
+            raise _raised(error, f"{self.name}: wrapper {name} raised {type(error).__name__}: {error}") from error
         if not isinstance(wrapped, gym.Env):
             raise EnvError(
                 f"{self.name}: expected wrapper {name} to give a gymnasium.Env, got {type(wrapped).__name__}"
@@ -167,7 +167,7 @@ class EnvSpec:
     def _failed(self, error: BaseException) -> EnvError:
         require_own(error, self.name)
         with_kwargs = f" with kwargs {dict(self.kwargs)}" if self.kwargs else ""
-        return EnvError(f"{self.name}: could not be made{with_kwargs}: {type(error).__name__}: {error}")
+        return _raised(error, f"{self.name}: could not be made{with_kwargs}: {type(error).__name__}: {error}")
 
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
@@ -189,6 +189,10 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
             if any(flag is not False and number(flag) != 0 for flag in (terminated, truncated)):
                 break
         return obs, total, terminated, truncated, info
+
+
+def _raised(error: BaseException, text: str) -> EnvError:
+    return EnvError(text) if isinstance(error, KeyboardInterrupt) else EnvRaised(text)
 
 
 def _load(path: str, what: str) -> Callable[..., Any]:

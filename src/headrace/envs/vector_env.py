@@ -49,10 +49,12 @@ class LiveEpisode:
 class EnvFailure(Exception):  # noqa: N818
     """An environment raised or returned nonsense; the actor knows which episode and step that was."""
 
-    def __init__(self, position: int, reason: str) -> None:
+    def __init__(self, position: int, reason: str, is_raised: bool = False) -> None:
         super().__init__(reason)
         self.position = position  # 0..B-1 within the shard
         self.reason = reason
+        self.is_raised = is_raised  # by the environment's own code, which may do better in a fresh process
+        self.step: int | None = None  # of a replay
 
 
 class VectorEnv(Protocol):

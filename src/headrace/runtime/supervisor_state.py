@@ -5,7 +5,9 @@
 A worker is starting, ready, or gone. One that dies is lost (its work goes to another) and started again; one that was
 retired is started again, and nothing of it is lost. A worker that shows no progress for longer than its patience is
 killed. A crash loop is given up, and the run with it: start-ups in a row without a result, or deaths of ready workers
-at one and the same place. Deaths elsewhere, with results in between, are no loop, however many.
+at one and the same place. Deaths elsewhere, with results in between, are no loop, however many. A failure is a death
+that the work itself brought about by raising an error: its place is to blame for it, also in a worker that starts, and
+failures may have a limit of their own.
 The same machine serves worker processes of environments and workers of LLM agents. Whoever owns the processes feeds it
 what it sees and carries out what comes back, in order; a Start may be carried out later, when its place is free.
 """
@@ -64,6 +66,8 @@ class Died:
     how: str
     place: Hashable = None
     """Where in its work it was; None if that is not known, or not to blame."""
+    is_failure: bool = False
+    """It ended because its work raised an error there."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,8 @@ class RestartLimits:
     """Whether every worker has to come up once. False: one is enough to begin, the others are started again."""
     restarts: int | None = None
     """Workers started again, in all."""
+    failures: int | None = None
+    """Those of them that were started again after a failure."""
     start_s: float | None = None
     """Seconds for the first of all workers to be ready."""
     silent_s: float | None = None
@@ -158,6 +164,7 @@ class SupervisorState:
         self._is_over = False
         self._deaths_at: Counter[Hashable] = Counter()
         self.restarts = 0
+        self.failures = 0  # among the deaths
 
     def launch(self, now_s: float) -> list[Start]:
         """Begin: every worker is to be started."""
@@ -225,7 +232,8 @@ class SupervisorState:
         if limits.fruitless is not None and worker.fruitless >= limits.fruitless:
             lives = f"was started {worker.fruitless} times in a row without a result" if worker.fruitless else "died"
             return self._give_up(event.worker, f"worker {event.worker} {lives}, last: {event.how}")
-        if worker.phase is Phase.READY and event.place is not None:  # one that starts may be killed there for years
+        is_blamed = worker.phase is Phase.READY or event.is_failure  # one that starts may be killed there for years
+        if is_blamed and event.place is not None:
             self._deaths_at[event.place] += 1
             times = self._deaths_at[event.place]
             if limits.same_place is not None and times >= limits.same_place:
@@ -234,6 +242,11 @@ class SupervisorState:
                 )
         if limits.restarts is not None and self.restarts >= limits.restarts:
             return self._give_up(event.worker, f"workers keep dying: {self.restarts} were started again")
+        if event.is_failure and limits.failures is not None and self.failures >= limits.failures:
+            return self._give_up(
+                event.worker, f"work keeps failing: workers were started again {self.failures} times, last: {event.how}"
+            )
+        self.failures += event.is_failure
         lost = Lost(event.worker, event.how, worker.note)
         self.restarts += 1
         return (lost, *self._fresh(event.worker))
