@@ -284,7 +284,7 @@ class Reader:
         """Slabs that nothing will be learned from: views of memory that is about to go."""
         for queue in self._waiting:
             queue.clear()
-        self._in_hand, self._lent = [], []
+        self._in_hand, self._lent, self._ended = [], [], []
 
     def _close_place(self) -> None:
         try:

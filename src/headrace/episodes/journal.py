@@ -77,7 +77,7 @@ class Journal:
         """Take in one committed slab of these environments. An episode that was dropped (nan_policy) has no result."""
         part, valid, dropped = slice(env_indices.start, env_indices.stop), slab.valid, slab.step == DROPPED_END
         rewards = np.where(valid, slab.reward, 0.0).astype(np.float64)
-        first = np.zeros(len(env_indices), np.int64)  # row of each environment's running episode
+        first = [0] * len(env_indices)  # row of each environment's running episode
         ended = []
         for t, b in np.argwhere(((slab.terminated | slab.truncated) & valid) | dropped).tolist():
             env, rows = env_indices[b], slice(first[b], t + 1)
@@ -88,10 +88,8 @@ class Journal:
             self.chunks[env].clear()
             self.total_reward[env], first[b] = 0.0, t + 1
             self.episode[env] += 1
-        is_running = np.arange(len(rewards))[:, None] >= first
-        self.total_reward[part] += np.where(is_running, rewards, 0.0).cumsum(0)[
-            -1
-        ]  # row by row, however many there are
+        running = np.where(np.arange(len(rewards))[:, None] >= first, rewards, 0.0)
+        self.total_reward[part] += running.cumsum(0)[-1]  # row by row, also where `sum` would not: B = 1
         all_valid = bool(valid.all())
         for b, env in enumerate(env_indices):
             actions = slab.action[first[b] :, b]  # copied: the slab will be reused

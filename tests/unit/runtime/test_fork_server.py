@@ -15,8 +15,8 @@ import pytest
 from headrace.errors import HeadraceError
 from headrace.runtime import standby
 from headrace.runtime.child import Child
+from headrace.runtime.death import how_it_ended
 from headrace.runtime.fork_server import ForkServer
-from headrace.runtime.line import how_it_ended
 from headrace.runtime.standby import Standby
 from support.children import echo, leave
 from support.waiting import is_gone, wait_until
