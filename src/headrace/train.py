@@ -20,7 +20,7 @@ from headrace.checkpoints.snapshot import Snapshot
 from headrace.collecting.schedule import SlabUse
 from headrace.collecting.source import Source, Totals
 from headrace.episodes.entry import Entry
-from headrace.episodes.statistics import Finished
+from headrace.episodes.journal import Finished
 from headrace.learning.algorithm import Algorithm, Moment
 from headrace.policies.threads import torch_threads
 from headrace.weights import saving

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from headrace.checkpoints.snapshot import Snapshot
-from headrace.episodes.statistics import Finished
+from headrace.episodes.journal import Finished
 from headrace.errors import UsageError
 from headrace.learning.batch import Batch, assemble
 from headrace.memory.slab import Slab

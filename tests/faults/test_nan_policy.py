@@ -23,9 +23,8 @@ from headrace.collecting.processes import Processes
 from headrace.envs.mended import MOST_IN_A_ROW, mended
 from headrace.envs.serial import SerialEnvs
 from headrace.envs.vector_env import VectorEnv
-from headrace.episodes.journal import Journal
+from headrace.episodes.journal import Journal, in_order
 from headrace.episodes.standing import standing
-from headrace.episodes.statistics import EpisodeStatistics
 from headrace.errors import EnvError, HeadraceError, NumericsError, UsageError
 from headrace.memory.ledger import Ledger
 from headrace.memory.schema import DROPPED, DROPPED_END
@@ -131,9 +130,9 @@ def test_a_journal_brings_environments_back_behind_a_dropped_episode(
 
 
 def test_a_dropped_episode_is_no_result() -> None:
-    slabs = filled(envs_under("drop"), 7, 12)
-    statistics = EpisodeStatistics(ENVS.stop)
-    finished = [one for slab in slabs for one in statistics.add_slabs([(ENVS, slab)])]
+    envs = envs_under("drop")
+    journal = Journal(ENVS.stop, seed_of, envs.observation_space, envs.action_space)
+    finished = [one for slab in filled(envs, 7, 12) for one in in_order([journal.enter(ENVS, slab)])]
     for env_index in ENVS:
         rows, _ = Life(env_index).rows(7 * 12)
         bad = {row.episode for row in rows if row.is_bad}

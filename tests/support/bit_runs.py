@@ -150,7 +150,7 @@ def trace_of(model: hr.PPO, part: Part) -> Trace:
     return Trace(
         **model.run.hashes(),
         ledger=ledger,
-        statistics=model.parts.reader.statistics.encode(),
+        statistics=model.parts.reader.snapshot()[0]["statistics"],
         episodes=part.episodes,
         losses=part.losses,
     )

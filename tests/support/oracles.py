@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.episodes.statistics import Finished
+from headrace.episodes.journal import Finished
 
 Array = npt.NDArray[Any]
 

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 import reading_cost
 
+import headrace as hr
+from headrace.clock import now_s
+from headrace.collecting import processes, watch
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -42,3 +46,29 @@ def test_every_side_of_the_path_is_seen(report: dict[str, Any]) -> None:
     """The worker's, the reader's and the compiled one: a trace that lost one of them would come out cheap."""
     files = report["routes"]["processes"]["files"]
     assert {"train.py", "acting/actor.py", "memory/slab.py", "memory/atomics.py", "weights/store.py"} <= set(files)
+
+
+def test_the_watch_runs_by_the_clock_and_not_with_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tool does not count as the path: with a stopped clock no number of updates runs it."""
+    assert {("collecting/watch.py", "look_after")} == reading_cost.BY_THE_CLOCK
+    looks: list[object] = []
+
+    def look_after(workers: processes.Workers) -> None:
+        looks.append(workers)
+        watch.look_after(workers)
+
+    options: dict[str, Any] = {"n_envs": 4, "n_steps": 4, "batch_size": 8, "n_epochs": 1, "seed": 1}
+    with hr.PPO("MlpPolicy", "CartPole-v1", topology="processes", workers=2, **options) as model:
+        model.run.update(1000)
+        time_s = now_s() + 1.0
+        monkeypatch.setattr(processes, "look_after", look_after)
+        monkeypatch.setattr(processes, "now_s", lambda: time_s)
+        model.run.update(1000)
+        assert len(looks) == 1
+        looks.clear()
+        for _ in range(20):
+            model.run.update(1000)
+        assert not looks
+        time_s += 1.0
+        model.run.update(1000)
+        assert len(looks) == 1

@@ -16,7 +16,7 @@ from headrace.collecting.source import Harvest
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import SchemaError, UsageError
 from headrace.learning.batch import Batch, complete
-from headrace.learning.closed_form import Evaluators
+from headrace.learning.fast_path import Evaluators
 from headrace.policies.policy import Module
 from headrace.policies.threads import torch_threads
 from headrace.run_config import RunConfig

@@ -17,7 +17,8 @@ from headrace.collecting.watch import look_after
 from headrace.collecting.worker import DONE, FAILED, NOT_CLOSED, READY
 from headrace.collecting.workers import Workers, failure_of
 from headrace.runtime import supervisor_state as supervisor
-from headrace.runtime.line import Death, Woken, wait_any
+from headrace.runtime.death import Death
+from headrace.runtime.line import Woken, wait_any
 
 _PATIENCE_S = 0.05  # for something to happen
 _LOOK_S = 0.2  # between looks at what the workers are at

@@ -27,8 +27,7 @@ from headrace.collecting.source import Harvest, Totals
 from headrace.collecting.topology import Topology
 from headrace.episodes import standing as standings
 from headrace.episodes.entry import Entry, entry_of
-from headrace.episodes.journal import Journal
-from headrace.episodes.statistics import EpisodeStatistics, Finished
+from headrace.episodes.journal import Entered, Finished, Journal, in_order
 from headrace.errors import HeadraceError, again
 from headrace.learning.batch import Batch, assemble
 from headrace.memory.ledger import Ledger
@@ -55,7 +54,6 @@ class Reader:
         self._open, self._topology, self._store = open_place, topology, store
         self._admits_late, self._schedule = admits_late, schedule
         self.journal, self.ledger = journal, Ledger(len(topology.shards))
-        self.statistics = EpisodeStatistics(topology.shards[-1].stop)
         self._waiting: list[deque[Taken]] = [deque() for _ in range(len(topology.shards) if topology.is_even else 1)]
         self._in_hand: list[Taken] = []  # of the batch that is being collected
         self._lent: list[Taken] = []
@@ -63,6 +61,7 @@ class Reader:
         self._uses: list[SlabUse] = []  # those, if data may be late: an asynchronous run's schedule
         self._age_s = 0.0  # of the oldest slab of the batch, when it was lent
         self._rejected: list[Finished] = []  # episodes that ended in slabs that were passed over
+        self._ended: list[Finished] = []  # in the batch that is lent
         self._entries: list[Entry] = []  # of the journal on disk, since the last batch was given back
         self.is_recording = False  # whether there is such a journal
         self._batches = 0  # lent and given back
@@ -89,8 +88,7 @@ class Reader:
             raise
         taken, self._in_hand, self._looked = self._in_hand, [], 0
         self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
-        for one in self._lent:  # only now: a collect that is broken off has entered nothing
-            self._enter(one)
+        self._ended = in_order([self._enter(one) for one in self._lent])  # not if it was broken off
         self._age_s = (now_ns() - min(one.slab.word(Word.STARTED_NS) for one in self._lent)) / 1e9
         return assemble([one.slab for one in self._lent])
 
@@ -119,9 +117,9 @@ class Reader:
             self.ledger.consume(count)
             self._consumed[one.lease.shard] += count
             by_worker[self.place.worker_of(one.lease.shard)] += count
-        shards = self._topology.shards
-        ended = self.statistics.add_slabs([(shards[one.lease.shard], one.slab) for one in self._lent])
+        self.journal.count(self._ended)
         late, uses, self._uses = self.leftovers(), tuple(self._uses), []
+        ended, self._ended = self._ended, []
         workers = () if self._topology.topology == "inline" else tuple(by_worker)
         harvest = Harvest(sum(steps), self._record(), (*late.finished, *ended), uses, workers, late.entries)
         for one in self._lent:  # the batch may be the slab's own memory, but nothing fills it before the next lease
@@ -145,10 +143,10 @@ class Reader:
 
     def totals(self) -> Totals:
         """What it has given so far."""
-        means, ledger = self.statistics.means(), self.ledger.encode()
+        means, ledger = self.journal.means(), self.ledger.encode()
         del ledger["sequences"]
         mean, env_failures = means[0] if means else None, self.place.replaced.env_failures
-        return Totals(self.statistics.finished, mean, ledger, self.restarts, env_failures)
+        return Totals(self.journal.finished, mean, ledger, self.restarts, env_failures)
 
     @property
     def restarts(self) -> int:
@@ -163,10 +161,9 @@ class Reader:
         self.ring.state.resume(self.ledger.sequences, self._batches)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Ledger, statistics and journal, copied."""
+        """Ledger and journal, copied."""
         state, arrays = standings.snapshot(self.journal)
-        parts = {"ledger": self.ledger.encode(), "statistics": self.statistics.encode(), "batches": self._batches}
-        return state | parts, arrays
+        return state | {"ledger": self.ledger.encode(), "batches": self._batches}, arrays
 
     def restore(self, state: dict[str, Any], arrays: dict[str, Array]) -> None:
         """Go on from a snapshot, wherever hosts run now; what happened since is forgotten."""
@@ -174,7 +171,6 @@ class Reader:
         if self._is_launched:
             self.reopen(self._topology)
         self.ledger.restore(state["ledger"])
-        self.statistics.restore(state["statistics"])
         standings.restore(self.journal, state, arrays)
         self._batches = state["batches"]
         self.ring.state.resume(self.ledger.sequences, self._batches)
@@ -246,21 +242,23 @@ class Reader:
         lag = self._store.version - int(one.slab.version.min())
         return self._topology.pace.is_too_old(lag, is_strict=not self._admits_late)
 
-    def _enter(self, one: Taken) -> None:
+    def _enter(self, one: Taken) -> Entered:
         envs = self._topology.shards[one.lease.shard]
         self.ledger.enter(one.lease.shard, one.lease.sequence, int(one.slab.valid.sum()))
-        checksums = self.journal.enter(envs, one.slab)
-        self.notices.take(envs, one.slab, checksums, self.ledger)
+        entered = self.journal.enter(envs, one.slab)
+        self.notices.take(envs, one.slab, entered.checksums, self.ledger)
         if self.is_recording:
             worker = self.place.worker_of(one.lease.shard)
-            self._entries.append(entry_of(self.journal, envs, worker, one.slab, checksums))
+            self._entries.append(entry_of(self.journal, envs, worker, one.slab, entered.checksums))
         self._spent_ns += one.slab.header[Word.ENV_NS : Word.IDLE_NS + 1]
+        return entered
 
     def _reject(self, one: Taken) -> None:
         """Passed over; its episodes still happened, and are reported with the next batch's."""
-        self._enter(one)
+        ended = in_order([self._enter(one)])
         self.ledger.reject(int(one.slab.valid.sum()))
-        self._rejected += self.statistics.add_slabs([(self._topology.shards[one.lease.shard], one.slab)])
+        self.journal.count(ended)
+        self._rejected += ended
         self.ring.state.reject(one.lease)
 
     def _record(self) -> dict[str, float]:
@@ -271,7 +269,7 @@ class Reader:
         own = float(is_inline)  # the reader's own time
         sizes = [slab.schema.n_envs for slab in slabs]
         shares = self._consumed / [len(shard) for shard in self._topology.shards]
-        means = self.statistics.means()
+        means = self.journal.means()
         record = {
             **{f"headrace/time/{name}": own * spent_s[name] for name in ("env", "inference", "copy")},
             "headrace/time/wait": 0.0 if is_inline else self._wait_s,
@@ -284,7 +282,7 @@ class Reader:
             "headrace/env_failures": float(self.place.replaced.env_failures),
             **{f"headrace/actors/{name}_s": spent_s[name] for name in ("env", "inference", "idle")},
             "headrace/least_share": float(shares.min() / max(shares.mean(), 1e-9)),
-            "headrace/episodes": float(self.statistics.finished),
+            "headrace/episodes": float(self.journal.finished),
         }
         self._spent_ns[:], self._wait_s = 0.0, 0.0
         record |= {f"headrace/ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
@@ -295,4 +293,4 @@ class Reader:
         """Slabs that nothing will be learned from: views of memory that is about to go."""
         for queue in self._waiting:
             queue.clear()
-        self._in_hand, self._lent, self._looked, self._uses = [], [], 0, []
+        self._in_hand, self._lent, self._ended, self._looked, self._uses = [], [], [], 0, []

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from headrace.collecting.schedule import SlabUse
 from headrace.episodes.entry import Entry
-from headrace.episodes.statistics import Finished
+from headrace.episodes.journal import Finished
 
 Array = npt.NDArray[Any]
 

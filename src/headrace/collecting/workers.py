@@ -32,7 +32,7 @@ from headrace.episodes.standing import Standing
 from headrace.errors import EnvRaised, HeadraceError
 from headrace.memory.crash_note import Doing
 from headrace.runtime.child import Child
-from headrace.runtime.line import Death
+from headrace.runtime.death import Death
 from headrace.runtime.standby import Standby
 from headrace.runtime.supervisor_state import (
     Died,

@@ -1,19 +1,24 @@
-"""The journal: what it takes to bring every environment of a run back to where it stands.
+"""The journal: what is known of the running episodes of a run, and what came of those that ended.
 
-    committed slab --enter--> actions and checksums of the live episodes · last observations · noise counters
+    committed slab --enter--> of every running episode: its number, actions, checksum, return so far
+                              of every environment: last observation, noise counter
+                         --> the episodes that ended (id, return, length, how), by row, then environment
 
-The reader's side writes it, from committed slabs only; workers never do, so a dying worker can't tear it. It holds
-actions as the policy chose them; replay turns them into what the environment is sent, as the first play did. When an
-episode ends its actions are dropped. A slab that was committed and waits for its batch is not entered yet: a lost
-worker goes on after it, a resumed run makes it again.
-The checksum covers all that an episode showed, so a replay that differs in a reward alone is noticed.
-Does not know how it is read (standing), what goes to disk (entry) or how an environment is replayed.
+Actions, last observation and noise counter are what it takes to bring an environment back to where it stands. Actions
+are kept as the policy chose them; replay turns them into what the environment is sent, as the first play did. The
+checksum covers all that an episode showed, so a replay that differs in a reward alone is noticed. Returns and lengths
+are counted here, from slabs, so they do not depend on info dicts.
+The reader's side writes it, from committed slabs only; workers never do, so a dying worker can't tear it. A slab that
+was committed and waits for its batch is not entered yet: a lost worker goes on after it, a resumed run makes it again.
+Does not know how it is read and saved (standing), what goes to disk (entry) or how an environment is replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,42 +31,100 @@ from headrace.memory.spaces import ObservationSpace, Space, empty_leaves
 Array = npt.NDArray[Any]
 
 
+@dataclass(frozen=True)
+class Finished:
+    """One finished episode."""
+
+    env_index: int
+    episode: int
+    total_reward: float
+    length: int
+    terminated: bool
+
+
+class Entered(NamedTuple):
+    """What a slab added."""
+
+    env_start: int
+    checksums: Array  # [T, B], of the episode of each row, after it
+    ended: list[tuple[int, Finished]]  # with the row
+
+
 class Journal:
-    """The live episodes of all environments of a run."""
+    """The running episodes of all environments of a run, and the last `window` that ended."""
 
     def __init__(
-        self, n_envs: int, seed_of: Callable[[int, int], int], observation: ObservationSpace, action: Space
+        self,
+        n_envs: int,
+        seed_of: Callable[[int, int], int],
+        observation: ObservationSpace,
+        action: Space,
+        window: int = 100,
     ) -> None:
         self.seed_of = seed_of
         self.spaces = observation, action
         self.episode = [0] * n_envs
-        self.chunks: list[list[Array]] = [[] for _ in range(n_envs)]
+        self.chunks: list[list[Array]] = [[] for _ in range(n_envs)]  # of actions, slab by slab
         self.checksum = np.array([begin(env, 0) for env in range(n_envs)], np.uint64)
+        self.total_reward = np.zeros(n_envs)
         self.last_obs = empty_leaves(observation, n_envs)
         self.noise_counter = np.zeros(n_envs, np.int64)
         for leaf in self.last_obs.values():
             leaf.fill(0)
+        self.recent: deque[tuple[float, int]] = deque(maxlen=window)  # returns and lengths
+        self.finished = 0
 
-    def enter(self, env_indices: range, slab: Slab) -> Array:
-        """Take in one committed slab of these environments; returns the checksum of its episode after each row."""
-        ended = ((slab.terminated | slab.truncated) & slab.valid) | (slab.step == DROPPED_END)
-        self.append(env_indices, slab.action, ended, slab.valid)
-        part = slice(env_indices.start, env_indices.stop)
+    def length(self, env: int) -> int:
+        """Steps of the running episode of an environment."""
+        return sum(map(len, self.chunks[env]))
+
+    def enter(self, env_indices: range, slab: Slab) -> Entered:
+        """Take in one committed slab of these environments. An episode that was dropped (nan_policy) has no result."""
+        part, valid, dropped = slice(env_indices.start, env_indices.stop), slab.valid, slab.step == DROPPED_END
+        rewards = np.where(valid, slab.reward, 0.0).astype(np.float64)
+        first = [0] * len(env_indices)  # row of each environment's running episode
+        ended = []
+        for t, b in np.argwhere(((slab.terminated | slab.truncated) & valid) | dropped).tolist():
+            env, rows = env_indices[b], slice(first[b], t + 1)
+            if not dropped[t, b]:
+                total, length = self.total_reward[env] + rewards[rows, b].sum(), self.length(env) + valid[rows, b].sum()
+                how = (int(slab.episode[t, b]), float(total), int(length), bool(slab.terminated[t, b]))
+                ended.append((t, Finished(env, *how)))
+            self.chunks[env].clear()
+            self.total_reward[env], first[b] = 0.0, t + 1
+            self.episode[env] += 1
+        running = np.where(np.arange(len(rewards))[:, None] >= first, rewards, 0.0)
+        self.total_reward[part] += running.cumsum(0)[-1]  # row by row, also where `sum` would not: B = 1
+        all_valid = bool(valid.all())
+        for b, env in enumerate(env_indices):
+            actions = slab.action[first[b] :, b]  # copied: the slab will be reused
+            self.chunks[env].append(actions.copy() if all_valid else actions[valid[first[b] :, b]])
         checksums = extend_by_slab(self.checksum[part], env_indices.start, slab)
         for name, leaf in self.last_obs.items():
             leaf[part] = slab.last_obs[name]
         self.noise_counter[part] = slab.noise_counter
-        return checksums
+        return Entered(env_indices.start, checksums, ended)
 
-    def append(self, env_indices: range, action: Array, ended: Array, valid: Array) -> None:
-        """The actions of some rows, [T, B]; `ended`: the episode did, or was dropped."""
-        ends = ended.sum(0)
-        after_end = np.where(ends > 0, len(ended) - np.argmax(ended[::-1], axis=0), 0)  # first row of the live episode
-        all_valid = bool(valid.all())
-        for b, env in enumerate(env_indices):
-            if ends[b]:
-                self.episode[env] += int(ends[b])
-                self.chunks[env].clear()
-            first = int(after_end[b])
-            rows = action[first:, b]  # copied: the slab will be reused
-            self.chunks[env].append(rows.copy() if all_valid else rows[valid[first:, b]])
+    def count(self, ended: Sequence[Finished]) -> None:
+        """Episodes whose rollouts are settled, in the order in which they are reported."""
+        self.recent.extend((one.total_reward, one.length) for one in ended)
+        self.finished += len(ended)
+
+    def means(self) -> tuple[float, float] | None:
+        """Mean return and length of the recent episodes (SB3's ep_rew_mean); None before the first one ended."""
+        if not self.recent:
+            return None
+        returns, lengths = zip(*self.recent, strict=True)
+        return float(np.mean(returns)), float(np.mean(lengths))
+
+
+def in_order(entered: Sequence[Entered]) -> list[Finished]:
+    """Episodes that ended in some slabs, as one slab of all environments would report them: by row, then environment.
+
+    Those of a shard's second slab come after those of every shard's first.
+    """
+    ended, seen = [], Counter[int]()
+    for one in entered:
+        ended += [(seen[one.env_start], row, finished.env_index, finished) for row, finished in one.ended]
+        seen[one.env_start] += 1
+    return [finished for *_, finished in sorted(ended)]

@@ -68,7 +68,7 @@ def live_episodes(journal: Journal, env_indices: range) -> list[LiveEpisode]:
 def snapshot(journal: Journal) -> tuple[dict[str, Any], dict[str, Array]]:
     """As JSON and arrays, copied."""
     live = live_episodes(journal, range(len(journal.episode)))
-    state = {"live_episodes": [[one.episode, one.seed] for one in live]}
+    state = {"live_episodes": [[one.episode, one.seed] for one in live], "statistics": statistics(journal)}
     arrays = {
         "noise_counter": journal.noise_counter.copy(),
         "lengths": np.array([len(one.actions) for one in live], np.int64),
@@ -76,6 +76,16 @@ def snapshot(journal: Journal) -> tuple[dict[str, Any], dict[str, Array]]:
         "checksum": journal.checksum.copy(),
     }
     return state, arrays | {f"last_{name}": leaf.copy() for name, leaf in journal.last_obs.items()}
+
+
+def statistics(journal: Journal) -> dict[str, Any]:
+    """What was counted, as JSON. Python writes floats so that they read back to the last bit."""
+    return {
+        "return": journal.total_reward.tolist(),
+        "length": [journal.length(env) for env in range(len(journal.episode))],
+        "recent": [list(pair) for pair in journal.recent],
+        "finished": journal.finished,
+    }
 
 
 def restore(journal: Journal, state: dict[str, Any], arrays: dict[str, Array]) -> None:
@@ -87,6 +97,10 @@ def restore(journal: Journal, state: dict[str, Any], arrays: dict[str, Array]) -
     for name, leaf in journal.last_obs.items():
         leaf[:] = arrays[f"last_{name}"]
     journal.noise_counter[:] = arrays["noise_counter"]
+    counted = state["statistics"]
+    journal.total_reward[:], journal.finished = counted["return"], counted["finished"]
+    journal.recent.clear()
+    journal.recent.extend((total, length) for total, length in counted["recent"])
 
 
 def _take_over(journal: Journal, live: LiveEpisode) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from headrace.clock import now_s
 from headrace.envs.actions import sender
-from headrace.envs.adapters.gymnasium_spaces import describe
+from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation
 from headrace.envs.replaying import Replay
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import EnvFailure
@@ -162,8 +162,8 @@ def difference_of(spec: EnvSpec, shown: ShownEpisode, seed: int) -> str | None:
     try:
         _act_on_one_thread()
         spaces = (
-            describe(env.observation_space, "observation", spec.name),
-            describe(env.action_space, "action", spec.name),
+            describe_observation(env.observation_space, spec.name),
+            describe_action(env.action_space, spec.name),
         )
         obs, _ = env.reset(seed=seed)
         _act_on_one_thread()

@@ -18,11 +18,13 @@ from torch import nn
 
 from headrace.errors import UsageError
 from headrace.memory.spaces import Leaves, ObservationSpace, Space, as_seen, leaves_of, shape_of
+from headrace.policies.distributions import Categorical, DiagonalGaussian
 from headrace.policies.networks import MlpPolicy, as_policy
-from headrace.policies.plain_mlp import PlainMlpAct, acts_compiled
+from headrace.policies.plain_mlp import PlainMlpAct
 from headrace.policies.tiles import SMALLEST_TILE, spans
 
 Array = npt.NDArray[Any]
+_MANY_WEIGHTS = 2**15  # beyond, a tuned matrix product makes up for its calls
 
 
 class LocalInference:
@@ -32,7 +34,7 @@ class LocalInference:
         if tile < SMALLEST_TILE:
             raise UsageError(f"tile: expected at least {SMALLEST_TILE} rows, got {tile}; smaller batches change bits")
         self._policy = as_policy(module)
-        self.plain = PlainMlpAct(module) if isinstance(module, MlpPolicy) and acts_compiled(module) else None
+        self.plain = _compiled(module)
         self._tile = tile
         # Torch aligns its memory to cache lines; rows of a slab may start anywhere, and rounding may depend on where.
         self._tensors = {
@@ -61,3 +63,15 @@ class LocalInference:
                 seen = as_seen(self._tensors)
                 actions = self._policy.act(seen, None if noise is None else self._noise_tensor).numpy()
                 out[start:stop] = actions[:count].reshape(out[start:stop].shape)
+
+
+def _compiled(module: nn.Module) -> PlainMlpAct | None:
+    """The compiled loop, if it knows the policy. Subclasses may have changed anything, so they are not taken."""
+    if (
+        type(module) is MlpPolicy
+        and module.encode.is_vector
+        and isinstance(module.distribution, Categorical | DiagonalGaussian)
+        and sum(parameter.numel() for parameter in module.actor.parameters()) <= _MANY_WEIGHTS
+    ):
+        return PlainMlpAct(module)
+    return None

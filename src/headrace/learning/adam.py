@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from headrace.compiler import compiled, summing
-from headrace.errors import CheckpointError, NumericsError
+from headrace.errors import NumericsError
+from headrace.learning.algorithm import require_moments
 
 Array = npt.NDArray[Any]
 
@@ -63,16 +64,8 @@ class Adam:
         return {"exp_avg": self._mean, "exp_avg_sq": self._square, "step": torch.tensor(float(self._steps))}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what `tensors` gave; refused if it is not the state of this many parameters."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        flat = tuple(self._mean.shape)
-        if tensors and shapes != {"exp_avg": flat, "exp_avg_sq": flat, "step": ()}:
-            raise CheckpointError(
-                f"the optimiser's state does not fit this policy: expected exp_avg and exp_avg_sq of {flat[0]:,} "
-                f"numbers and step, got {str(shapes)[:200]}; use another checkpoint"
-            )
-        if tensors and not 0 <= float(tensors["step"]) < 1 << 53:
-            raise CheckpointError(f"the optimiser's step: expected a count, got {float(tensors['step'])}")
+        """Go on from what `tensors` gave."""
+        require_moments(tensors, self._mean)
         if tensors:
             self._mean.copy_(tensors["exp_avg"])
             self._square.copy_(tensors["exp_avg_sq"])

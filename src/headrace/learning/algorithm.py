@@ -45,6 +45,19 @@ def count_of(state: dict[str, Any], name: str) -> int:
     return int(state[name])
 
 
+def require_moments(tensors: dict[str, Tensor], vector: Tensor) -> None:
+    """Refuse what is not the state of Adam over as many parameters; nothing at all is one, before the first step."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    flat = tuple(vector.shape)
+    if tensors and shapes != {"exp_avg": flat, "exp_avg_sq": flat, "step": ()}:
+        raise CheckpointError(
+            f"the optimiser's state does not fit this policy: expected exp_avg and exp_avg_sq of {flat[0]:,} "
+            f"numbers and step, got {str(shapes)[:200]}; use another checkpoint"
+        )
+    if tensors and not 0 <= float(tensors["step"]) < 1 << 53:
+        raise CheckpointError(f"the optimiser's step: expected a count, got {float(tensors['step'])}")
+
+
 class Algorithm(Protocol):
     """See the module docstring. `summary` says in a few words how it learns."""
 

@@ -100,27 +100,20 @@ class Batch:
 
 def assemble(slabs: Sequence[Slab]) -> Batch:
     """Slabs in shard order to one batch in env order."""
-    first = slabs[0]
-    if len(slabs) == 1:
-        columns = {name: first.arrays[name] for name in _COLUMNS}
-        version = _per_env(first)
-        return Batch(
-            first.obs, first.last_obs, first.final_obs, final_row=first.final_row, version=version, **columns
-        )  # fmt: skip
     columns = {name: _side_by_side([slab.arrays[name] for slab in slabs], name != "last_value") for name in _COLUMNS}
     n_envs, offset, rows = columns["reward"].shape[1], 0, []
     for slab in slabs:
         t, b = np.divmod(slab.final_row, slab.schema.n_envs)
         rows.append(t * n_envs + offset + b)
         offset += slab.schema.n_envs
-    final_row = np.concatenate(rows)
-    order = np.argsort(final_row)  # by row, then environment: as one shard would have recorded them
+    final_row, leaves = np.concatenate(rows), slabs[0].schema.leaves
+    order = np.argsort(final_row) if len(slabs) > 1 else slice(None)  # by row, then environment: as one shard has them
     return Batch(
-        {name: _side_by_side([slab.obs[name] for slab in slabs], True) for name in first.obs},
-        {name: _side_by_side([slab.last_obs[name] for slab in slabs], False) for name in first.last_obs},
-        {name: np.concatenate([slab.final_obs[name] for slab in slabs])[order] for name in first.final_obs},
+        {name: _side_by_side([slab.obs[name] for slab in slabs], True) for name in leaves},
+        {name: _side_by_side([slab.last_obs[name] for slab in slabs], False) for name in leaves},
+        {name: _side_by_side([slab.final_obs[name] for slab in slabs], False)[order] for name in leaves},
         final_row=final_row[order],
-        version=np.concatenate([_per_env(slab) for slab in slabs], 1),
+        version=_side_by_side([np.broadcast_to(slab.version[:, None], slab.reward.shape) for slab in slabs], True),
         **columns,
     )
 
@@ -171,12 +164,10 @@ def _flat(array: Array, n_rows: int) -> Array:
     return array.reshape(n_rows, *array.shape[2:])
 
 
-def _per_env(slab: Slab) -> Array:
-    return np.broadcast_to(slab.version[:, None], slab.reward.shape)
-
-
 def _side_by_side(parts: list[Array], has_rows: bool) -> Array:
-    """The parts in memory of their own, on a cache line as a slab's field is: rounding may depend on alignment."""
+    """Several in memory of their own, on a cache line as a slab's field is: rounding may depend on alignment."""
+    if len(parts) == 1:
+        return parts[0]
     axis, shape = int(has_rows), list(parts[0].shape)
     shape[axis] = sum(part.shape[axis] for part in parts)
     size = math.prod(shape) * parts[0].itemsize

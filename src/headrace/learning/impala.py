@@ -19,8 +19,8 @@ from headrace.clock import now_s
 from headrace.learning.adam import Adam
 from headrace.learning.algorithm import Moment, count_of
 from headrace.learning.batch import Array, Batch, complete, flat_rows
-from headrace.learning.closed_form import Evaluators
 from headrace.learning.config import ImpalaConfig, schedule
+from headrace.learning.fast_path import Evaluators
 from headrace.learning.late import seen_by, vtrace
 from headrace.learning.ppo import explained_variance, minibatches, shuffling, spread, valid_rows
 from headrace.learning.ppo_loss import Rows

@@ -24,10 +24,10 @@ from headrace.learning.adam import Adam
 from headrace.learning.advantages import Targets, advantages
 from headrace.learning.algorithm import Moment, count_of
 from headrace.learning.batch import Array, Batch, complete, flat_rows
-from headrace.learning.closed_form import ClosedFormGradients, Evaluators, supports
 from headrace.learning.config import PpoConfig, schedule
+from headrace.learning.fast_path import Evaluators, gradients_of
 from headrace.learning.late import late_targets
-from headrace.learning.ppo_loss import AutogradGradients, Coefficients, Gradients, Rows, Terms
+from headrace.learning.ppo_loss import AutogradGradients, Coefficients, Rows, Terms
 from headrace.weights.flat import FlatParameters
 
 
@@ -36,8 +36,8 @@ class Ppo:
 
     def __init__(self, flat: FlatParameters, config: PpoConfig, seed: int) -> None:
         self._flat, self._config, self._seed = flat, config, seed
-        self._gradients = _choose_gradients(flat, config)
-        is_closed = isinstance(self._gradients, ClosedFormGradients)
+        self._gradients = gradients_of(flat, config)
+        is_closed = not isinstance(self._gradients, AutogradGradients)
         self._evaluators = Evaluators(is_closed)
         self._learning_rate = schedule("learning_rate", config.learning_rate)
         self._clip_range = schedule("clip_range", config.clip_range)
@@ -159,16 +159,6 @@ def explained_variance(value: Array, returns: Array) -> float:
     """How much of the returns the values foresaw: 1 is all of it."""
     variance = float(np.var(returns))
     return float("nan") if variance == 0 else 1.0 - float(np.var(returns - value)) / variance
-
-
-def _choose_gradients(flat: FlatParameters, config: PpoConfig) -> Gradients:
-    possible = supports(flat.module)
-    if config.gradients == "closed_form" and not possible:
-        raise UsageError(
-            f"gradients=closed_form: expected MlpPolicy with discrete or continuous actions, got "
-            f"{type(flat.module).__name__}; use auto"
-        )
-    return ClosedFormGradients(flat) if possible and config.gradients != "autograd" else AutogradGradients(flat)
 
 
 def _rows(batch: Batch, targets: Targets) -> Rows:

@@ -103,8 +103,6 @@ class Slab:
         self.terminated, self.truncated, self.valid = arrays["terminated"], arrays["truncated"], arrays["valid"]
         self.episode, self.step, self.version = arrays["episode"], arrays["step"], arrays["version"]
         self.noise_counter = arrays["noise_counter"]
-        self.log_prob, self.value = arrays["log_prob"], arrays["value"]
-        self.bootstrap_value, self.last_value = arrays["bootstrap_value"], arrays["last_value"]
         obs = [{name: leaf[t] for name, leaf in self.obs.items()} for t in range(schema.n_steps)] + [self.last_obs]
         per_row = {name: arrays[name] for name in Row._fields[1:-1]}  # all but the observations
         self.rows = [

@@ -1,7 +1,7 @@
 """The plain MLP computed by hand: what acting and learning share of it, without the calls around the arithmetic.
 
     acting      obs [B, ...], noise --PlainMlpAct--> actions, in one compiled call a layer
-    learning    x --Tower.forward--> hidden      dL/dhidden --Tower.backward--> flat gradient
+    learning    x --Tower.forward--> head      dL/dhead --Tower.backward--> flat gradient
 
 A small network's time goes into the calls around its arithmetic; loops in machine code are called once, and a row of 64
 environments costs a fifth of what it costs torch. Sums are taken in the inputs' order, or in vectors that are the same
@@ -11,19 +11,19 @@ are torch's. Tests hold all of it equal to the policy's own functions. Does not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headrace.compiler import compiled, summing
-from headrace.policies.distributions import Categorical, DiagonalGaussian
 from headrace.policies.networks import MlpPolicy
 
 Array = npt.NDArray[Any]
-_MANY_WEIGHTS = 2**15  # beyond, a tuned matrix product makes up for its calls
+Layers = list[tuple[Tensor, Tensor]]  # weight and bias
 
 TANH, RELU = 0, 1
 KINDS = {"tanh": TANH, "relu": RELU}
@@ -114,22 +114,37 @@ def head(x: Array, weight: Array, bias: Array, out: Array) -> None:
             out[r, i] = total + bias[i]
 
 
-def acts_compiled(module: nn.Module) -> bool:
-    """Whether `PlainMlpAct` knows the policy. Subclasses may have changed anything, so they are not taken."""
-    return (
-        type(module) is MlpPolicy
-        and module.encode.is_vector
-        and isinstance(module.distribution, Categorical | DiagonalGaussian)
-        and sum(parameter.numel() for parameter in module.actor.parameters()) <= _MANY_WEIGHTS
-    )
+@compiled
+def headed(x: Array, weight: Array, bias: Array) -> Array:
+    """The same, in new memory."""
+    out = np.empty((len(x), len(bias)), np.float32)
+    head(x, weight, bias, out)
+    return out
+
+
+@compiled
+def back_through_head(d: Array, x: Array, weight: Array, d_x: Array, d_weight: Array, d_bias: Array) -> None:
+    """dL/dout to the gradients of the head and, unless d_x is empty, of its inputs."""
+    d_weight[:] = 0
+    d_bias[:] = 0
+    for r in range(d.shape[0]):
+        if len(d_x):
+            d_x[r] = 0
+        for i in range(d.shape[1]):
+            d_i = d[r, i]
+            d_bias[i] += d_i
+            for k in range(x.shape[1]):
+                d_weight[i, k] += d_i * x[r, k]
+            if len(d_x):
+                for k in range(x.shape[1]):
+                    d_x[r, k] += d_i * weight[i, k]
 
 
 class PlainMlpAct:
     """Acts on any number of rows. Reads the module's parameters in place, so loading new weights is seen."""
 
     def __init__(self, module: MlpPolicy) -> None:
-        layers = [layer for layer in module.actor if isinstance(layer, nn.Linear)]
-        self._parameters = [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in layers]
+        self._parameters = [(w.numpy(), b.numpy()) for w, b in _layers("actor", dict(module.named_parameters()))]
         self._transposed = [np.empty(weight.shape[::-1], np.float32) for weight, _ in self._parameters[:-1]]
         self._log_std = None if module.log_std is None else module.log_std.detach().numpy()
         self._kind = KINDS[module.activation]
@@ -137,13 +152,9 @@ class PlainMlpAct:
 
     def __call__(self, obs: Array, noise: Array | None) -> Array:
         """[B] choices or [B, A] numbers; overwritten by the next call."""
-        rows = len(obs)
-        if rows > len(self._no_noise):
-            self._reserve(rows)
-        self.forward(obs)
+        out, rows = self.forward(obs), len(obs)
         if noise is None:
             noise = self._no_noise[:rows]
-        out = self._head[:rows]
         if self._log_std is None:
             choice = self._choice[:rows]
             _choose(out, noise, choice)
@@ -167,8 +178,7 @@ class PlainMlpAct:
     def _reserve(self, rows: int) -> None:
         *hidden, last = [len(bias) for _, bias in self._parameters]
         self._hidden = [np.empty((rows, width), np.float32) for width in hidden]
-        self._head = np.empty((rows, last), np.float32)
-        self._no_noise = np.zeros((rows, last), np.float32)
+        self._head, self._no_noise = np.empty((rows, last), np.float32), np.zeros((rows, last), np.float32)
         self._choice = np.empty(rows, np.int64)
 
 
@@ -223,59 +233,58 @@ class Memory:
         if rows not in self._kept:
             if len(self._kept) > 1:  # sources that skip rows make last minibatches of every size
                 self._kept.clear()
-            self._kept[rows] = (
-                [Both.of(torch.empty(rows, width)) for width in self._widths],
-                [Both.of(torch.empty(rows, width)) for width in self._widths],
-            )
+            activations, gradients = ([Both.of(torch.empty(rows, width)) for width in self._widths] for _ in range(2))
+            self._kept[rows] = activations, gradients
         return self._kept[rows]
 
 
 class Tower:
-    """One MLP's hidden layers. Reads parameters in place; `gradients` are where `backward` writes, by layer."""
+    """One MLP. Reads parameters in place; `gradients` are where `backward` writes, layer by layer."""
 
-    def __init__(
-        self,
-        layers: nn.ModuleList,
-        activation: str,
-        memory: Memory,
-        gradients: list[tuple[Tensor, Tensor]] | None = None,
-    ) -> None:
-        *hidden, head = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        self._layers = [(layer.weight.data, layer.bias.data) for layer in hidden]
-        self.head_weight, self.head_bias = head.weight.detach().numpy(), head.bias.detach().numpy()
-        self._kind = KINDS[activation]
-        self._memory = memory
-        self._inputs: list[Both] = []
-        if gradients is not None:
-            *hidden_gradients, (d_weight, d_bias) = gradients
-            self._gradients = [(weight, bias.numpy()) for weight, bias in hidden_gradients]
-            self.d_head_weight, self.d_head_bias = d_weight.numpy(), d_bias.numpy()
+    def __init__(self, layers: Layers, gradients: Layers, kind: int, memory: Memory) -> None:
+        *self._hidden, (weight, bias) = layers
+        self._head, self._kind, self._memory = (weight.numpy(), bias.numpy()), kind, memory
+        self._inputs: list[Both] = []  # of every layer, of the last forward pass
+        self._gradients = [(Both.of(weight), bias.numpy()) for weight, bias in gradients]
 
     def forward(self, x: Tensor) -> Array:
-        """The last hidden activations [n, width], or x itself; kept for backward."""
+        """The head's outputs [n, outputs], in new memory; activations are kept for backward."""
         hidden, _ = self._memory.of(len(x))
         self._inputs = [Both.of(x), *hidden]
-        for (weight, bias), before, after in zip(self._layers, self._inputs, hidden, strict=False):
+        for (weight, bias), before, after in zip(self._hidden, self._inputs, hidden, strict=False):
             torch.addmm(bias, before.tensor, weight.t(), out=after.tensor)
             activate(after.array, self._kind)
-        return self._inputs[-1].array
+        return headed(self._inputs[-1].array, *self._head)
 
-    def d_hidden(self) -> Array:
-        """Where dL/dhidden belongs before `backward`."""
-        _, scratch = self._memory.of(len(self._inputs[0].array))
-        return scratch[-1].array if scratch else _NOTHING
-
-    def backward(self) -> None:
-        """From dL/dhidden to the gradients of every hidden layer."""
-        _, scratch = self._memory.of(len(self._inputs[0].array))
-        for i in range(len(self._layers) - 1, -1, -1):
-            (weight, _), (d_weight, d_bias), d = self._layers[i], self._gradients[i], scratch[i]
+    def backward(self, d_head: Array) -> None:
+        """From dL/dhead to the gradients of every layer."""
+        _, scratch = self._memory.of(len(d_head))
+        d_weight, d_bias = self._gradients[-1]
+        d_last = scratch[-1].array if scratch else _NOTHING
+        back_through_head(d_head, self._inputs[-1].array, self._head[0], d_last, d_weight.array, d_bias)
+        for i in range(len(self._hidden) - 1, -1, -1):
+            (weight, _), (d_weight, d_bias), d = self._hidden[i], self._gradients[i], scratch[i]
             through_activation(d.array, self._inputs[i + 1].array, self._kind, d_bias)
             if i > 0:
-                torch.mm(d.tensor.t(), self._inputs[i].tensor, out=d_weight)
+                torch.mm(d.tensor.t(), self._inputs[i].tensor, out=d_weight.tensor)
                 torch.mm(d.tensor, weight, out=scratch[i - 1].tensor)
             else:  # few columns: this order of the product is several times faster
-                d_weight.copy_(torch.mm(self._inputs[0].tensor.t(), d.tensor).t())
+                d_weight.tensor.copy_(torch.mm(self._inputs[0].tensor.t(), d.tensor).t())
+
+
+def towers(module: MlpPolicy, gradients: Mapping[str, Tensor] | None = None) -> tuple[Tower, Tower]:
+    """Actor and critic, in the same memory; `gradients` are by the parameters' names."""
+    parameters, kind = dict(module.named_parameters()), KINDS[module.activation]
+    memory = Memory([len(bias) for _, bias in _layers("actor", parameters)[:-1]])
+    actor, critic = (
+        Tower(_layers(name, parameters), _layers(name, gradients or {}), kind, memory) for name in ("actor", "critic")
+    )
+    return actor, critic
+
+
+def _layers(tower: str, tensors: Mapping[str, Tensor]) -> Layers:
+    mine = [tensor.detach() for name, tensor in tensors.items() if name.startswith(f"{tower}.")]
+    return list(zip(mine[::2], mine[1::2], strict=True))  # weight and bias of every layer, in its order
 
 
 _NOTHING = np.empty((0, 0), np.float32)

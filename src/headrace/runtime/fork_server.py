@@ -27,8 +27,9 @@ from typing import Any
 from headrace.clock import now_s
 from headrace.runtime import child as children
 from headrace.runtime.child import Child
+from headrace.runtime.death import how_it_ended
 from headrace.runtime.life import Life
-from headrace.runtime.line import Line, how_it_ended
+from headrace.runtime.line import Line
 
 READY_S = 120.0  # for the imports
 _ANSWER_S = 20.0  # for one fork

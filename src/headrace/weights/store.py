@@ -34,7 +34,7 @@ _NONE, _GONE = -1, -2
 
 def store_bytes(size: int, capacity: int) -> int:
     """Bytes of a store of so many versions of so many numbers."""
-    return _header_bytes(capacity) + capacity * _stride(size)
+    return _whole_lines(8 * (1 + capacity)) + capacity * _whole_lines(4 * size)
 
 
 class WeightStore:
@@ -43,10 +43,10 @@ class WeightStore:
     def __init__(self, size: int, capacity: int, segment: Segment | None = None, *, create: bool = True) -> None:
         self.segment = segment or HeapSegment(store_bytes(size, capacity))
         self._capacity = capacity
-        start = _header_bytes(capacity)
+        start, stride = _whole_lines(8 * (1 + capacity)), _whole_lines(4 * size)
         self._words = np.frombuffer(self.segment.buffer, np.int64, 1 + capacity)
         self._vectors = [
-            torch.frombuffer(self.segment.buffer, dtype=torch.float32, count=size, offset=start + i * _stride(size))
+            torch.frombuffer(self.segment.buffer, dtype=torch.float32, count=size, offset=start + i * stride)
             for i in range(capacity)
         ]
         if create:
@@ -116,16 +116,10 @@ class Replica:
 
     def load_latest(self, store: WeightStore) -> int:
         """Switch to the newest version, and name it."""
-        while True:
-            version = store.version
-            if version == self.version:
-                return version
+        while not self.try_load(store, version := store.version):  # else the learner was faster: look again
             if version < 0:
                 raise HeadraceError("no weights were published yet; publish before acting")
-            self.version = None
-            if store.copy_into(self._vector, version):
-                self.version = version
-                return version
+        return version
 
     def forget(self) -> None:
         """Load again next time, even the same version: its weights were replaced."""
@@ -193,9 +187,5 @@ class Weights:
         self.store.close()
 
 
-def _header_bytes(capacity: int) -> int:
-    return -(-(1 + capacity) * 8 // ALIGNMENT) * ALIGNMENT
-
-
-def _stride(size: int) -> int:
-    return -(-size * 4 // ALIGNMENT) * ALIGNMENT
+def _whole_lines(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT

@@ -62,7 +62,7 @@ def slab_of(space: Space, rows: Flags, actions: Array, shard: range, seed: int =
     """Some rows of some environments, as an actor commits them; the observations after them are random."""
     part, rng = slice(shard.start, shard.stop), np.random.default_rng(seed)
     slab = heap_slab(rollout_schema(VECTOR, space, len(actions), len(shard)))
-    slab.action[:] = actions[:, part]
+    slab.action[:], slab.reward[:] = actions[:, part], 1.0
     slab.terminated[:], slab.truncated[:], slab.valid[:] = (flag[:, part] for flag in rows)
     slab.last_obs["obs"][:] = rng.normal(size=(len(shard), 3))
     slab.noise_counter[:] = rng.integers(0, 1000, len(shard))

@@ -49,7 +49,7 @@ def entries_of(space: Space, rows: Flags, actions: Array, cuts: list[int]) -> li
             slab.terminated[:], slab.truncated[:], slab.valid[:] = (flag[part] for flag in rows)
             slab.episode[:], slab.step[:] = numbers[part][..., 0], numbers[part][..., 1]
             slab.version[:], slab.noise_counter[:], slab.last_obs["obs"][:] = 10 + number, 0, 0.0
-            update.append(entry_of(journal, shard, worker, slab, journal.enter(shard, slab)))
+            update.append(entry_of(journal, shard, worker, slab, journal.enter(shard, slab).checksums))
             slab.poison()
         updates.append(update)
     return updates

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from headrace.episodes.statistics import EpisodeStatistics, Finished
+from headrace.episodes.journal import Finished, Journal, in_order
+from headrace.episodes.standing import restore, snapshot
 from headrace.memory.slab import Slab
+from support.chains import seed_of
 from support.generators import Flags, flags, floats_like, quick, seeds, thorough
 from support.oracles import SlowEnv
-from support.slabs import Array, heap_slab, small_schema
+from support.slabs import CHOICE, VECTOR, Array, heap_slab, small_schema
 
 
 def episodes_of(rows: Flags) -> Array:
@@ -32,8 +34,20 @@ def batches_of(rows: Flags, reward: Array, n_batches: int = 3) -> list[tuple[Arr
     return [(reward[a:b], rows.rows(a, b), episode[a:b]) for a, b in pairwise(edges) if a < b]
 
 
-def add(statistics: EpisodeStatistics, batches: list[tuple[Array, Flags, Array]]) -> list[Finished]:
-    return [one for reward, rows, episode in batches for one in statistics.add(reward, *rows, episode)]
+def journal_of(n_envs: int) -> Journal:
+    return Journal(n_envs, seed_of, VECTOR, CHOICE, window=5)
+
+
+def add(journal: Journal, batches: list[tuple[Array, Flags, Array]]) -> list[Finished]:
+    """One slab of all environments after the other."""
+    return [one for batch in batches for one in add_slabs(journal, [slab_of(*batch, range(batch[0].shape[1]))])]
+
+
+def add_slabs(journal: Journal, slabs: list[tuple[range, Slab]]) -> list[Finished]:
+    """Slabs of one batch."""
+    ended = in_order([journal.enter(shard, slab) for shard, slab in slabs])
+    journal.count(ended)
+    return ended
 
 
 def finished_slowly(batches: list[tuple[Array, Flags, Array]], n_envs: int) -> list[Finished]:
@@ -49,17 +63,17 @@ def finished_slowly(batches: list[tuple[Array, Flags, Array]], n_envs: int) -> l
 @thorough
 @given(flags(), seeds)
 def test_episodes_are_told_as_if_counted_one_by_one(rows: Flags, seed: int) -> None:
-    statistics = EpisodeStatistics(rows.shape[1], window=5)
+    journal = journal_of(rows.shape[1])
     reward = np.random.default_rng(seed).integers(-9999, 9999, rows.shape) / 64  # sums are exact in any order
     batches = batches_of(rows, reward.astype(np.float32))
     wanted = finished_slowly(batches, rows.shape[1])
-    assert add(statistics, batches) == wanted, "ordered by row, then by environment"
-    assert statistics.finished == len(wanted)
+    assert add(journal, batches) == wanted, "ordered by row, then by environment"
+    assert journal.finished == len(wanted)
     recent = wanted[-5:]
     if not recent:
-        assert statistics.means() is None
+        assert journal.means() is None
     else:
-        assert statistics.means() == (
+        assert journal.means() == (
             pytest.approx(np.mean([one.total_reward for one in recent])),
             pytest.approx(np.mean([one.length for one in recent])),
         )
@@ -69,14 +83,14 @@ def test_episodes_are_told_as_if_counted_one_by_one(rows: Flags, seed: int) -> N
 @given(flags(max_steps=20), seeds)
 def test_it_goes_on_from_json_bit_for_bit(rows: Flags, seed: int) -> None:
     n_envs, batches = rows.shape[1], batches_of(rows, floats_like(np.random.default_rng(seed), rows.shape))
-    straight, before = EpisodeStatistics(n_envs, window=5), EpisodeStatistics(n_envs, window=5)
+    straight, before, resumed = (journal_of(n_envs) for _ in range(3))
     add(straight, batches[:1])
     add(before, batches[:1])
-    resumed = EpisodeStatistics(n_envs, window=5)
-    resumed.restore(json.loads(json.dumps(before.encode(), allow_nan=False)))
-    assert resumed.encode() == before.encode()
+    state, arrays = snapshot(before)
+    restore(resumed, json.loads(json.dumps(state, allow_nan=False)), arrays)
+    assert snapshot(resumed)[0] == snapshot(before)[0]
     assert add(resumed, batches[1:]) == add(straight, batches[1:])
-    assert resumed.encode() == straight.encode()
+    assert snapshot(resumed)[0] == snapshot(straight)[0]
     assert resumed.means() == straight.means()
 
 
@@ -91,12 +105,13 @@ def test_slabs_of_shards_are_taken_in_together(rows: Flags, seed: int) -> None:
     reward, episode = rng.integers(-99, 99, rows.shape).astype(np.float32), episodes_of(rows)
     shards = [shard for shard in (range(B // 2), range(B // 2, B)) if len(shard)]
     starts = range(0, T, n_steps)
-    slabs = [(shard, slab_of(reward, rows, episode, shard, a, a + n_steps)) for shard in shards for a in starts]
-    statistics, finished = EpisodeStatistics(B), []
+    parts = [(reward[a : a + n_steps], rows.rows(a, a + n_steps), episode[a : a + n_steps]) for a in starts]
+    slabs = [slab_of(*part, shard) for shard in shards for part in parts]
+    journal, finished = journal_of(B), []
     while slabs:  # some at a time, of each shard the earliest
         count = int(rng.integers(1, 4))
         taken, slabs = slabs[:count], slabs[count:]
-        finished += statistics.add_slabs(taken)
+        finished += add_slabs(journal, taken)
     wanted = finished_slowly([(reward, rows, episode)], B)
 
     def by_episode(one: Finished) -> tuple[int, int]:
@@ -110,29 +125,41 @@ def test_slabs_of_one_row_range_are_told_by_row_then_environment() -> None:
     ended = np.array([[False, True, True], [True, False, True]])
     rows = Flags(ended, np.zeros_like(ended), np.ones_like(ended))
     reward, episode = np.ones(rows.shape, np.float32), episodes_of(rows)
-    slabs = [(shard, slab_of(reward, rows, episode, shard, 0, 2)) for shard in (range(2, 3), range(2))]
-    told = EpisodeStatistics(3).add_slabs(slabs)
-    assert told == EpisodeStatistics(3).add(reward, *rows, episode)
+    told = add_slabs(journal_of(3), [slab_of(reward, rows, episode, shard) for shard in (range(2, 3), range(2))])
+    assert told == add(journal_of(3), [(reward, rows, episode)])
     assert [one.env_index for one in told] == [1, 2, 0, 2]
 
 
-def slab_of(reward: Array, rows: Flags, episode: Array, shard: range, start: int, stop: int) -> Slab:
-    part = (slice(start, stop), slice(shard.start, shard.stop))
-    slab = heap_slab(small_schema(stop - start, len(shard)))
-    slab.reward[:], slab.episode[:] = reward[part], episode[part]
-    slab.terminated[:], slab.truncated[:], slab.valid[:] = (flag[part] for flag in rows)
-    return slab
+def test_a_return_has_the_same_bits_whoever_shares_its_slab() -> None:
+    """Rewards of all sizes, so that their sum depends on its order; an environment alone in its shard or not."""
+    rng, shape = np.random.default_rng(0), (200, 3)
+    reward = (rng.normal(size=shape) * 10.0 ** rng.uniform(-12, 12, shape)).astype(np.float32)
+    no, episode = np.zeros(shape, np.bool_), np.zeros(shape, np.int64)
+    ended = no.copy()
+    ended[[70, 150], [0, 2]] = True
+    together, alone, batch = journal_of(3), journal_of(3), (reward, Flags(ended, no, ~no), episode)
+    for _ in range(2):
+        assert add_slabs(alone, [slab_of(*batch, range(env, env + 1)) for env in range(3)]) == add(together, [batch])
+        assert snapshot(alone)[0] == snapshot(together)[0]
+
+
+def slab_of(reward: Array, rows: Flags, episode: Array, shard: range) -> tuple[range, Slab]:
+    """A shard's part of some rows."""
+    columns = slice(shard.start, shard.stop)
+    slab = heap_slab(small_schema(len(reward), len(shard)))
+    slab.reward[:], slab.episode[:], slab.action[:] = reward[:, columns], episode[:, columns], 0
+    slab.terminated[:], slab.truncated[:], slab.valid[:] = (flag[:, columns] for flag in rows)
+    return shard, slab
 
 
 def test_both_flags_count_as_terminated() -> None:
     one: Any = np.ones((1, 1), np.bool_)
-    (finished,) = EpisodeStatistics(1).add(np.array([[2.5]], np.float32), one, one, one, np.array([[7]]))
+    (finished,) = add(journal_of(1), [(np.array([[2.5]], np.float32), Flags(one, one, one), np.array([[7]]))])
     assert finished == Finished(env_index=0, episode=7, total_reward=2.5, length=1, terminated=True)
 
 
 def test_the_reward_of_an_invalid_row_does_not_count_even_if_it_is_poison() -> None:
-    statistics = EpisodeStatistics(1)
     no, valid = np.zeros((3, 1), np.bool_), np.array([[True], [False], [True]])
-    ended = np.array([[False], [False], [True]])
-    (finished,) = statistics.add(np.array([[1.0], [np.nan], [2.0]], np.float32), ended, no, valid, np.zeros((3, 1)))
+    ended, reward = np.array([[False], [False], [True]]), np.array([[1.0], [np.nan], [2.0]], np.float32)
+    (finished,) = add(journal_of(1), [(reward, Flags(ended, no, valid), np.zeros((3, 1)))])
     assert (finished.total_reward, finished.length) == (3.0, 2)

@@ -13,8 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UsageError
-from headrace.learning.closed_form import ClosedFormGradients, supports
+from headrace.learning.closed_form import ClosedFormGradients
 from headrace.learning.config import PpoConfig
+from headrace.learning.fast_path import supports
 from headrace.learning.ppo import Ppo
 from headrace.learning.ppo_loss import AutogradGradients, Coefficients, Gradients, Rows, Terms
 from headrace.policies.config import PolicyConfig

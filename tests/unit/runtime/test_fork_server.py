@@ -16,8 +16,9 @@ import pytest
 from headrace.errors import HeadraceError
 from headrace.runtime import fork_server, standby
 from headrace.runtime.child import Child
+from headrace.runtime.death import how_it_ended
 from headrace.runtime.fork_server import ForkServer
-from headrace.runtime.line import Line, how_it_ended
+from headrace.runtime.line import Line
 from headrace.runtime.standby import Standby
 from support.children import echo, leave
 from support.waiting import is_gone, wait_until

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.runtime.child import Child, Target
-from headrace.runtime.line import Death, Line, Message, Woken, wait_any
+from headrace.runtime.death import Death
+from headrace.runtime.line import Line, Message, Woken, wait_any
 
 
 def hangs_up(line: Line, payload: Any) -> None:

@@ -1,0 +1,52 @@
+"""Which policies take the fast path: the closed form where it knows the policy, autograd for everything else.
+
+    module, `gradients` option --gradients_of--> how a minibatch becomes a gradient
+    module --Evaluators.of--> how log-probabilities and values are computed for completion
+
+Both choose alike, so that an update's first ratio is 1. Chosen once for each module. Does not know any arithmetic.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from headrace.errors import UsageError
+from headrace.learning.closed_form import ClosedFormEvaluator, ClosedFormGradients
+from headrace.learning.config import PpoConfig
+from headrace.learning.ppo_loss import AutogradGradients, Gradients
+from headrace.policies.distributions import Categorical, DiagonalGaussian
+from headrace.policies.networks import MlpPolicy, as_policy
+from headrace.policies.policy import Evaluator
+from headrace.weights.flat import FlatParameters
+
+
+def supports(module: nn.Module) -> bool:
+    """Whether the closed form knows this policy. Subclasses may have changed anything, so they are not taken."""
+    return type(module) is MlpPolicy and isinstance(module.distribution, Categorical | DiagonalGaussian)
+
+
+def gradients_of(flat: FlatParameters, config: PpoConfig) -> Gradients:
+    """How minibatches of this policy become gradients."""
+    is_known = supports(flat.module)
+    if config.gradients == "closed_form" and not is_known:
+        raise UsageError(
+            f"gradients=closed_form: expected MlpPolicy with discrete or continuous actions, got "
+            f"{type(flat.module).__name__}; use auto"
+        )
+    return ClosedFormGradients(flat) if is_known and config.gradients != "autograd" else AutogradGradients(flat)
+
+
+class Evaluators:
+    """The evaluator of every module that completes batches; made once, it reads parameters in place."""
+
+    def __init__(self, is_closed_form: bool = True) -> None:
+        self._is_closed_form = is_closed_form
+        self._made: dict[int, tuple[nn.Module, Evaluator]] = {}
+
+    def of(self, module: nn.Module) -> Evaluator:
+        """As training computes them, so that the first ratio is 1."""
+        if id(module) not in self._made:
+            is_closed = self._is_closed_form and supports(module)
+            evaluator = ClosedFormEvaluator(module) if is_closed else as_policy(module)  # type: ignore[arg-type]
+            self._made[id(module)] = (module, evaluator)
+        return self._made[id(module)][1]
