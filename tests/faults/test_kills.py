@@ -61,6 +61,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 # --- the learner -----------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.alone
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.full)])
 def test_nothing_outlives_the_learner(method: str, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A learner in a process of its own, so that it, its fork server and its resource tracker can be killed.
 
-    learner(folder, env=..., **options of hr.PPO) -> Popen; every update leaves a file, and waits while `wait` is there
+learner(folder, env=..., **options of hr.PPO) -> Popen; every update leaves a file, and waits while `wait` is there
 """
 
 from __future__ import annotations
@@ -63,5 +63,3 @@ def tracker_of(process: subprocess.Popen[str]) -> int | None:
             if "resource_tracker" in Path(f"/proc/{pid}/cmdline").read_text() and not is_gone(pid):
                 return pid
     return None
-
-
