@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness import Claim
+
 import headrace as hr
 from chaos_points.kills import Warnings, warnings
 from chaos_points.kit import Scale, Shown, all_of, at_most, below, equal, machine, machines, none_of, say
 from chaos_points.proc import used_mb
-from harness import Claim
 from headrace.errors import HeadraceError
 from support.faulty_envs import Faulty
 from support.mishaps import Mishaps, at_close, at_reset, at_step, plan_mishap, times_s
@@ -76,7 +77,8 @@ def hung(scale: Scale) -> Shown:
     return Shown(
         "4",
         "Hung environments",
-        f"2 workers, 4 environments; one hangs: {'; '.join(HUNG)}; in close. The limit is learnt from the steps before it, "
+        f"2 workers, 4 environments; one hangs: {'; '.join(HUNG)}; in close. The limit is learnt from the "
+        "steps before it, "
         f"between hang_floor_s ({FLOOR_S:g} s here) and hang_ceiling_s.",
         claims,
         extra=extra,
@@ -128,7 +130,11 @@ def raising(scale: Scale) -> Shown:
         except HeadraceError as error:
             took.append(time.monotonic() - begun)
             note = "".join(getattr(error, "__notes__", ()))
-            whole += "Traceback (most recent call last)" in note and "faulty_envs.py" in note and f"env {Faulty.ENV}" in str(error)
+            whole += (
+                "Traceback (most recent call last)" in note
+                and "faulty_envs.py" in note
+                and f"env {Faulty.ENV}" in str(error)
+            )
     with mishap("exit", at_step(SEED, 3, 0, 12), always=True) as (case, began, said):
         loop = crash_loop(case)
         loops = len(times_s(began))

@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chaos_points.kit import Scale, Shown, all_of, at_most, equal, machine, machines, say, wait_until
 from harness import Claim
+
+from chaos_points.kit import Scale, Shown, all_of, at_most, equal, machine, machines, say, wait_until
 from headrace.envs.seeds import Purpose, leaf
 from support.kill_points import AT_START, IN_A_SLAB, NOT_BUILT, POINTS, Strikes, arm, deaths, is_armed, lives
 from support.mishaps import Mishaps, at_step, plan_mishap, times_s
@@ -84,11 +85,14 @@ def named_points(scale: Scale) -> Shown:
         ]
     stopped = stopped_and_continued(want)
     extra["stopped"] = stopped
-    claims.append(all_of("stopped (SIGSTOP) until declared hung, then continued: same bits", stopped["same"], 1, "runs"))
+    claims.append(
+        all_of("stopped (SIGSTOP) until declared hung, then continued: same bits", stopped["same"], 1, "runs")
+    )
     return Shown(
         "1",
         "kill -9 of a worker at named points",
-        f"{len(POINTS)} points ({', '.join(POINTS)}), {scale.times} times each, 1 worker, 4 environments. A victim notes "
+        f"{len(POINTS)} points ({', '.join(POINTS)}), {scale.times} times each, 1 worker, 4 environments. A "
+        "victim notes "
         f"the time and kills itself at that instruction. Kills during shutdown need no restart.",
         claims,
         [f"{point}: comes with the inference server" for point in NOT_BUILT],
@@ -193,7 +197,8 @@ def silent_deaths(scale: Scale) -> Shown:
     return Shown(
         "7",
         "Silent death",
-        f"In a step: {', '.join(whats)} (os._exit, SIGSEGV, SIGKILL as the kernel's OOM killer sends it, another program, "
+        f"In a step: {', '.join(whats)} (os._exit, SIGSEGV, SIGKILL as the kernel's OOM killer sends it, "
+        "another program, "
         f"a closed line).",
         [
             all_of("signal or exit code, environment, episode, seed and step named", named, len(whats), "deaths"),
@@ -201,5 +206,3 @@ def silent_deaths(scale: Scale) -> Shown:
             at_most("slowest to be noticed", max(noticed), NOTICE_S),
         ],
     )
-
-

@@ -24,9 +24,10 @@ from typing import Any
 
 import gymnasium as gym
 from burn import _burn, loops_per_us
+from harness import Claim
+
 from chaos_points.kit import Scale, Shown, all_of, at_most, equal, machine, machines, none_of, python, say, wait_until
 from chaos_points.proc import family, name_of, private_bytes
-from harness import Claim
 from support.command import PATHS
 from support.learners import learner
 from support.waiting import is_gone, segments_of_processes
@@ -157,7 +158,8 @@ def random_kills(scale: Scale) -> Shown:
     return Shown(
         "2",
         f"One random kill every {scale.every_s:g} s",
-        f"3 workers on a CartPole of some 100 us a step; {scale.rounds} calm runs of about {scale.seconds:g} s and as many "
+        f"3 workers on a CartPole of some 100 us a step; {scale.rounds} calm runs of about {scale.seconds:g} "
+        "s and as many "
         f"with kills of any child, in turn. Killed: {words(everybody)}. Ratios of the pairs: "
         f"{', '.join(f'{ratio:.2f}' for ratio in ratios)}.",
         [
@@ -197,7 +199,8 @@ def any_child(scale: Scale) -> Shown:
     return Shown(
         "22",
         "Kills of any child at any moment",
-        f"{len(runs)} runs in which a random process is killed every {every_s:g} s, so that others are being started most "
+        f"{len(runs)} runs in which a random process is killed every {every_s:g} s, so that others are being "
+        "started most "
         f"of the time. Killed: {words(everybody)}.",
         [
             all_of("runs that end with the calm run's weights", same, len(runs), "runs"),
@@ -248,7 +251,9 @@ def learner_killed(scale: Scale) -> Shown:
                 say(f"{kind}: {json.dumps(found[-1])}")
         extra[kind] = found
         claims += [
-            at_most(f"workers gone, slowest of {len(found)}, machine {kind}", max(one["workers_s"] for one in found), 5.0),
+            at_most(
+                f"workers gone, slowest of {len(found)}, machine {kind}", max(one["workers_s"] for one in found), 5.0
+            ),
             at_most(f"fork server and all others gone, machine {kind}", max(one["all_s"] for one in found), 10.0),
             at_most(f"shared memory gone, machine {kind}", max(one["memory_s"] for one in found), 10.0),
         ]
@@ -274,11 +279,14 @@ def nothing_outlives(scale: Scale) -> Shown:
     return Shown(
         "21",
         "Nothing outlives its parent",
-        f"kill -9 of the learner while its 2 workers are in C calls of minutes that hold the GIL and their 4 environments "
+        "kill -9 of the learner while its 2 workers are in C calls of minutes that hold the GIL and their 4 "
+        "environments "
         f"have a child process each; by {' and '.join(one['method'] for one in found)}.",
         [
             at_most("everything gone, slowest", max(one["all_s"] for one in found), 10.0),
-            equal("processes of environments that were there before", min(one["spawned"] for one in found), 4, "processes"),
+            equal(
+                "processes of environments that were there before", min(one["spawned"] for one in found), 4, "processes"
+            ),
             none_of("processes and segments left", sum(one["left"] for one in found), len(found), "kills"),
         ],
         extra={"found": found},

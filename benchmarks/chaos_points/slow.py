@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import Claim
-from support.command import PATHS
-from support.waiting import is_gone, segments_of_processes
 
 from chaos_points.kit import Scale, Shown, at_most, below, equal, say, wait_until
 from chaos_points.proc import cpu_s, family, growth, memory, name_of
+from support.command import PATHS
+from support.waiting import is_gone, segments_of_processes
 
 FAST_S, SLOW_S = 0.03, 0.3  # a rollout of a worker, or an update of the learner
 WORKERS, N_ENVS, N_STEPS = 2, 4, 16
@@ -165,7 +165,8 @@ def both(scale: Scale) -> Shown:
     return Shown(
         "14",
         "A slow learner, slow actors",
-        f"`headrace train` with 2 workers and max_lag=1; the learner, then the actors, take {SLOW_S / FAST_S:g} times as "
+        "`headrace train` with 2 workers and max_lag=1; the learner, then the actors, take "
+        f"{SLOW_S / FAST_S:g} times as "
         f"long as the other side, by waiting. PSS (without files that other programs map too) and CPU time of every "
         f"process from /proc, over the second half of {scale.slow_s:g} s.",
         claims,

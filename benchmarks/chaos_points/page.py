@@ -1,0 +1,88 @@
+"""docs/chaos.md from benchmarks/results/chaos.json, and from nothing else: a test renders it again and compares.
+
+Knows nothing of headrace, and runs nothing.
+"""
+
+from typing import Any
+
+HEAD = """# Reliability report
+
+This page shows what happens when things go wrong: processes are killed, environments hang, disks are full, files are
+hostile. [`benchmarks/chaos.py`](../benchmarks/chaos.py) does the damage on purpose and measures what follows, by the
+means of the operating system (`/proc`, exit codes, files, clocks). Small forms of the same faults run as
+[tests](../tests/faults).
+
+Run it yourself: `python benchmarks/chaos.py` (about ten minutes on two quiet cores), `--only 1,4` for some points,
+`--long slow-learner slow-actors` for the long runs. It writes
+[`benchmarks/results/chaos.json`](../benchmarks/results/chaos.json) and this page.
+
+"Same bits" and "the calm run's weights" compare SHA-256 hashes with a run of the same configuration in which nothing went
+wrong. "Machine busy" means that three processes burn CPU beside the run, on two cores.
+"""
+
+
+def rendered(document: dict[str, Any]) -> str:
+    """The whole page."""
+    claims = {claim["name"]: claim for claim in document["claims"]}
+    entries = [entry | {"claims": [claims[name] for name in entry["claims"]]} for entry in document["points"]]
+    host = document["host"]
+    lines = [
+        HEAD,
+        f"Measured on: {host['cpu']}, {host['cores']} cores, Python {host['python']}, torch {host['torch']}.\n",
+    ]
+    lines += ["| point | what | figures that hold | not built yet |", "|---|---|---|---|"]
+    for entry in entries:
+        judged = [claim["holds"] for claim in entry["claims"] if claim["holds"] is not None]
+        link = f"[{entry['number']}](#{anchor(entry)})"
+        missing = "; ".join(entry["missing"]) or "–"
+        lines.append(f"| {link} | {cell(entry['title'])} | {judged.count(True)} of {len(judged)} | {cell(missing)} |")
+    for entry in entries:
+        lines += [
+            "",
+            f"## {heading(entry)}",
+            "",
+            entry["done"],
+            "",
+            "| measured | value | goal | holds |",
+            "|---|---|---|---|",
+        ]
+        lines += [row(claim) for claim in entry["claims"]]
+        lines += [f"| {cell(missing)} | not built yet | | |" for missing in entry["missing"]]
+    return "\n".join(lines) + "\n"
+
+
+def heading(entry: dict[str, Any]) -> str:
+    return f"{entry['number']}. {entry['title']}"
+
+
+def anchor(entry: dict[str, Any]) -> str:
+    """As GitHub makes it of a heading."""
+    kept = [one for one in heading(entry).lower() if one.isalnum() or one in " -_"]
+    return "".join(kept).replace(" ", "-")
+
+
+def row(claim: dict[str, Any]) -> str:
+    name = claim["name"].partition(". ")[2]
+    value = f"{number(claim['value'])} {claim['unit']}"
+    if claim["baseline"] is not None:
+        value = f"{number(claim['value'])} of {number(claim['baseline'])} {claim['unit']}"
+        if claim["unit"].endswith("/s"):
+            value = f"{number(claim['value'])} {claim['unit']}, calm {number(claim['baseline'])}: {claim['ratio']:.2f}x"
+    holds = {True: "yes", False: "**no**", None: "–"}[claim["holds"]]
+    return f"| {cell(name)} | {value} | {cell(goal(claim))} | {holds} |"
+
+
+def goal(claim: dict[str, Any]) -> str:
+    text = str(claim["goal"])
+    return text.replace("<=", "at most").replace(">=", "at least").replace("none", "–")
+
+
+def number(value: float) -> str:
+    """Whole numbers whole, others to three digits."""
+    if float(value).is_integer() or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1g}"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
