@@ -9,12 +9,14 @@ Without --quick, --smoke and --json the results and the page of the repository a
 """
 
 import argparse
+import io
 import json
 import logging
 import os
 import sys
 import time
 import traceback
+from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -82,11 +84,7 @@ def shown_by(name: str, point: kit.Point, scale: kit.Scale) -> dict[str, Any]:
         traceback.print_exc()
         failed = harness.Claim("ended with an error", 1, "errors", None, None, "0", False)
         shown = kit.Shown(name, "Point that ended with an error", f"{type(error).__name__}.", [failed])
-    entry = asdict(shown) | {
-        "scale": scale.name,
-        "seconds": round(time.monotonic() - begun),
-        "load": os.getloadavg()[0],
-    }
+    entry = asdict(shown) | {"seconds": round(time.monotonic() - begun), "load": os.getloadavg()[0]}
     for claim in entry["claims"]:
         claim["name"] = f"{shown.number}. {claim['name']}"
     return entry
@@ -112,16 +110,16 @@ def main() -> None:
     logging.lastResort = None
     entries: dict[str, dict[str, Any]] = {}
     if arguments.json is not None and arguments.json.exists():
-        entries = {entry["number"]: entry for entry in json.loads(arguments.json.read_text())["points"]}
+        entries = {entry["number"]: entry for entry in page.entries_of(json.loads(arguments.json.read_text()))}
     points = chosen(arguments)
     for index, (name, point) in enumerate(points.items(), 1):
         print(f"[{index}/{len(points)}] point {name} ...", flush=True)
         entry = shown_by(name, point, scale)
         entries[entry["number"]] = entry
         holds = [claim["holds"] for claim in entry["claims"]]
-        print(
-            f"    {entry['title']}: {holds.count(True)} of {len(holds)} figures hold ({entry['seconds']} s)", flush=True
-        )
+        kit.say(f"{entry['title']}: {holds.count(True)} of {len(holds)} figures hold ({entry['seconds']} s)")
+        with redirect_stdout(io.StringIO()):
+            write(in_order(entries), arguments.json, arguments.page)  # what is done is kept, whatever comes
     write(in_order(entries), arguments.json, arguments.page)
 
 

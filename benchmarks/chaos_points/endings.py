@@ -138,6 +138,12 @@ def train(where):
         model.learn(192)
         return model.result.weights_sha256
 """
+TEST = """
+def test_it(capsys):
+    with capsys.disabled():
+        print("\\nran")
+        print(train(%r))
+"""
 TAIL = 'print("ran")\nprint(train(%r))\n'
 
 
@@ -151,8 +157,7 @@ def started(folder: Path, how: str, method: str) -> "subprocess.CompletedProcess
     elif how == "cell":
         command, given = python("-"), text
     else:
-        (folder / "test_mine.py").write_text(f"{SCRIPT}\ndef test_it(capsys):\n    with capsys.disabled():\n"
-                                             f"        print('\\nran')\n        print(train({method!r}))\n")  # fmt: skip
+        (folder / "test_mine.py").write_text(SCRIPT + TEST % method)
         command = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py")
     return subprocess.run(
         command, cwd=folder, env=environment, input=given, capture_output=True, text=True, timeout=200, check=False

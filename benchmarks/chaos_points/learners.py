@@ -260,7 +260,7 @@ def learner_killed(scale: Scale) -> Shown:
     return Shown(
         "3",
         "kill -9 of the learner",
-        "2 workers in the middle of a rollout, synchronous and asynchronous by turns.",
+        f"2 workers in the middle of a rollout, synchronous and asynchronous by turns; slowest of {len(found)} kills.",
         claims,
         ["kill of the inference server"],
         extra,

@@ -16,15 +16,14 @@ Run it yourself: `python benchmarks/chaos.py` (about ten minutes on two quiet co
 `--long slow-learner slow-actors` for the long runs. It writes
 [`benchmarks/results/chaos.json`](../benchmarks/results/chaos.json) and this page.
 
-"Same bits" and "the calm run's weights" compare SHA-256 hashes with a run of the same configuration in which nothing went
-wrong. "Machine busy" means that three processes burn CPU beside the run, on two cores.
+"Same bits" and "the calm run's weights" compare SHA-256 hashes with a run of the same configuration in which nothing
+went wrong. "Machine busy" means that three processes burn CPU beside the run, on two cores.
 """
 
 
 def rendered(document: dict[str, Any]) -> str:
     """The whole page."""
-    claims = {claim["name"]: claim for claim in document["claims"]}
-    entries = [entry | {"claims": [claims[name] for name in entry["claims"]]} for entry in document["points"]]
+    entries = entries_of(document)
     host = document["host"]
     lines = [
         HEAD,
@@ -51,6 +50,12 @@ def rendered(document: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def entries_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The points, with their claims and not only the names of these."""
+    claims = {claim["name"]: claim for claim in document["claims"]}
+    return [entry | {"claims": [claims[name] for name in entry["claims"]]} for entry in document["extra"]["points"]]
+
+
 def heading(entry: dict[str, Any]) -> str:
     return f"{entry['number']}. {entry['title']}"
 
@@ -62,19 +67,16 @@ def anchor(entry: dict[str, Any]) -> str:
 
 
 def row(claim: dict[str, Any]) -> str:
-    name = claim["name"].partition(". ")[2]
-    value = f"{number(claim['value'])} {claim['unit']}"
-    if claim["baseline"] is not None:
-        value = f"{number(claim['value'])} of {number(claim['baseline'])} {claim['unit']}"
-        if claim["unit"].endswith("/s"):
-            value = f"{number(claim['value'])} {claim['unit']}, calm {number(claim['baseline'])}: {claim['ratio']:.2f}x"
+    value, unit, wanted = number(claim["value"]), claim["unit"], claim["baseline"]
+    goal = str(claim["goal"]).replace("<=", "at most").replace(">=", "at least").replace("none", "–")
+    if goal == "all":
+        value = f"{value} of {number(wanted)}"
+    elif goal == "equal":
+        goal = f"{number(wanted)} {unit}"
+    elif claim["ratio"] is not None:
+        unit = f"{unit}, calm {number(wanted)}: {claim['ratio']:.2f}x"
     holds = {True: "yes", False: "**no**", None: "–"}[claim["holds"]]
-    return f"| {cell(name)} | {value} | {cell(goal(claim))} | {holds} |"
-
-
-def goal(claim: dict[str, Any]) -> str:
-    text = str(claim["goal"])
-    return text.replace("<=", "at most").replace(">=", "at least").replace("none", "–")
+    return f"| {cell(claim['name'].partition('. ')[2])} | {value} {unit} | {cell(goal)} | {holds} |"
 
 
 def number(value: float) -> str:

@@ -146,7 +146,8 @@ def claims_of(found: dict[str, Any], side: str) -> list[Claim]:
     who, most = max(waiting.items(), key=lambda item: item[1])
     length = f"{found['seconds'] / 60:.3g} min"
     return [
-        below(f"slow {side}, {length}: growth of memory in the second half", found["own_growth_mb"], MAX_GROWTH_MB, "MB"),
+        below(f"slow {side}, {length}: growth of memory in the second half", found["own_growth_mb"], MAX_GROWTH_MB,
+              "MB"),
         below(f"slow {side}, {length}: CPU of the busiest who waits ({who.rpartition(' ')[0]})", most,
               MAX_CPU_PERCENT, "%"),
         equal(f"slow {side}, {length}: sizes that the shared memory had", len(found["segment_bytes"]), 1, "sizes"),

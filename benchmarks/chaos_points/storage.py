@@ -37,8 +37,8 @@ def in_namespace(script: str, *arguments: str) -> subprocess.CompletedProcess[st
 def small_checkpoint() -> Iterator[Path]:
     """A run directory with one checkpoint of a tiny network."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
-        with hr.PPO("MlpPolicy", "CartPole-v1", n_envs=2, n_steps=4, batch_size=4, n_epochs=1, seed=1, topology="inline",
-                    policy_kwargs={"net_arch": [4]}) as model:  # fmt: skip
+        with hr.PPO("MlpPolicy", "CartPole-v1", n_envs=2, n_steps=4, batch_size=4, n_epochs=1, seed=1,
+                    topology="inline", policy_kwargs={"net_arch": [4]}) as model:  # fmt: skip
             model.learn(48)
             model.save(Path(name) / "it")
         yield Path(name) / "it"
@@ -55,8 +55,9 @@ from headrace.runtime import standby
 take = standby.Standby.take
 standby.Standby.take = lambda self, name: started.append(name) or take(self, name)
 try:
-    with hr.PPO("MlpPolicy", "CartPole-v1", n_envs=64, n_steps=int(sys.argv[1]), topology="processes", workers=2) as model:
-        model.learn(64 * int(sys.argv[1]))
+    steps = int(sys.argv[1])
+    with hr.PPO("MlpPolicy", "CartPole-v1", n_envs=64, n_steps=steps, topology="processes", workers=2) as model:
+        model.learn(64 * steps)
     print("trained", len(started))
 except HeadraceError as error:
     print("refused", len(started), str(error))
@@ -93,7 +94,7 @@ def little_shared_memory(scale: Scale) -> Shown:
 SAVES = """
 import itertools, sys
 import headrace as hr
-with hr.PPO("MlpPolicy", "CartPole-v1", n_envs=2, n_steps=4, batch_size=4, n_epochs=1, seed=1, topology="inline") as model:
+with hr.PPO("MlpPolicy", "CartPole-v1", n_envs=2, n_steps=4, batch_size=4, n_epochs=1, topology="inline") as model:
     model.learn(8)
     for number in itertools.count(1):
         model.save(f"run/checkpoints/step_{number:012d}" if sys.argv[1] == "many" else "run/checkpoints/step_1")
