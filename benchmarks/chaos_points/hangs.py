@@ -159,6 +159,7 @@ def raising(scale: Scale) -> Shown:
             at_most("end of the run, start-ups in vain", start_ups[0], 30.0),
             equal("restarts after kills at random, the run goes on", random_restarts, 8, "workers"),
         ],
+        ["an environment that raises is made again, up to a number of times"],
     )
 
 

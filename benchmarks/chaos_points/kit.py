@@ -5,16 +5,25 @@
 A figure is a harness.Claim. Knows nothing of headrace.
 """
 
-import itertools
-import multiprocessing
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from harness import Claim
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+BURN = """
+import os, sys
+from burn import _burn
+while os.getppid() == int(sys.argv[1]):
+    _burn(100_000)
+"""
 
 
 @dataclass(frozen=True)
@@ -91,24 +100,14 @@ def wait_until(reached: Callable[[], bool], timeout_s: float = 200.0) -> float:
 
 @contextmanager
 def busy(count: int = 3) -> Iterator[None]:
-    """Processes that burn, one more than this machine's two cores."""
-    context = multiprocessing.get_context("spawn")
-    burners = [context.Process(target=_burn_for_ever, daemon=True) for _ in range(count)]
-    for one in burners:
-        one.start()
+    """Processes that burn, one more than this machine's two cores; they end with this process, however that ends."""
+    burners = [subprocess.Popen(python("-c", BURN, str(os.getpid())), cwd=BENCHMARKS) for _ in range(count)]
     try:
         yield
     finally:
         for one in burners:
             one.kill()
-            one.join()
-
-
-def _burn_for_ever() -> None:
-    from burn import _burn
-
-    for _ in itertools.count():
-        _burn(100_000)
+            one.wait()
 
 
 def machines(scale: Scale) -> Sequence[str]:
