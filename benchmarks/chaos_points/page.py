@@ -17,7 +17,8 @@ Run it yourself: `python benchmarks/chaos.py` (about ten minutes on two quiet co
 [`benchmarks/results/chaos.json`](../benchmarks/results/chaos.json) and this page.
 
 "Same bits" and "the calm run's weights" compare SHA-256 hashes with a run of the same configuration in which nothing
-went wrong. "Machine busy" means that three processes burn CPU beside the run, on two cores.
+went wrong. "Machine busy" means that three processes burn CPU beside the run, on two cores. Times depend on what else
+the machine does: the load average of the last minute stands beside each point.
 """
 
 
@@ -36,15 +37,9 @@ def rendered(document: dict[str, Any]) -> str:
         missing = "; ".join(entry["missing"]) or "–"
         lines.append(f"| {link} | {cell(entry['title'])} | {judged.count(True)} of {len(judged)} | {cell(missing)} |")
     for entry in entries:
-        lines += [
-            "",
-            f"## {heading(entry)}",
-            "",
-            entry["done"],
-            "",
-            "| measured | value | goal | holds |",
-            "|---|---|---|---|",
-        ]
+        took = f"(Took {entry['seconds']} s; load average {entry['load']:.0f}.)"
+        lines += ["", f"## {heading(entry)}", "", f"{entry['done']} {took}", ""]
+        lines += ["| measured | value | goal | holds |", "|---|---|---|---|"]
         lines += [row(claim) for claim in entry["claims"]]
         lines += [f"| {cell(missing)} | not built yet | | |" for missing in entry["missing"]]
     return "\n".join(lines) + "\n"
