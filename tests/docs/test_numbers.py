@@ -1,13 +1,17 @@
 """The ratios in README and docs/benchmarks.md are those of benchmarks/results, and all mean "larger is better".
 
 page ──> table rows ──> N.NNx  ──>  a claim's ratio; for times and step counts (smaller is better) its inverse
+
+docs/chaos.md is benchmarks/results/chaos.json, written out by the script itself.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,3 +44,45 @@ def test_an_invented_ratio_is_caught() -> None:
     known = claimed(ROOT / "benchmarks" / "results")
     real = sorted(known)[0]
     assert unknown_ratios(f"| a | {real} |\n| b | 99.99x |\n", known) == ["99.99x"]
+
+
+# --------------------------------------------------------------------------------------------------- docs/chaos.md
+
+CHAOS = ROOT / "benchmarks" / "results" / "chaos.json"
+
+
+def page_of(document: dict[str, Any]) -> str:
+    """As benchmarks/chaos.py writes it."""
+    found = importlib.util.spec_from_file_location("chaos_page", ROOT / "benchmarks" / "chaos_points" / "page.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return str(module.rendered(document))
+
+
+def test_the_reliability_report_is_what_was_measured() -> None:
+    document = json.loads(CHAOS.read_text())
+    assert (ROOT / "docs" / "chaos.md").read_text() == page_of(document)
+    numbers = {entry["number"] for entry in document["extra"]["points"]}
+    assert numbers >= {str(number) for number in range(1, 23)}, "every point of the bar"
+    assert numbers >= {"14, slow learner, long", "14, slow actors, long"}
+
+
+def test_another_figure_or_a_broken_promise_would_show() -> None:
+    document = json.loads(CHAOS.read_text())
+    page = page_of(document)
+    for change in ({"value": 99_999}, {"holds": False}):
+        other = json.loads(CHAOS.read_text())
+        other["claims"][0] |= change
+        assert page_of(other) != page
+    missing = [text for entry in document["extra"]["points"] for text in entry["missing"]]
+    assert missing
+    assert all(f"| {text} | not built yet | | |" in page for text in missing)
+
+
+def test_links_within_the_reliability_report_lead_somewhere() -> None:
+    page = (ROOT / "docs" / "chaos.md").read_text()
+    headings = [line.removeprefix("## ").lower() for line in page.splitlines() if line.startswith("## ")]
+    anchors = {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\(#([^)]*)\)", page)) == anchors

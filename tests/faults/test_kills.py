@@ -11,16 +11,11 @@ What cannot be shown in the tests' own process (its resource tracker must live) 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +28,7 @@ from headrace.runtime import standby
 from headrace.runtime.fork_server import ForkServer
 from headrace.runtime.standby import Standby
 from headrace.train import Run
-from support.command import PATHS
+from support.learners import NOISY, STEPS, learner, tracker_of, wait_for
 from support.topology_runs import CASES, bits_of, calm, processes
 from support.waiting import family, is_gone, segments_of_processes, wait_until
 from support.worker_envs import Spawns
@@ -65,54 +60,6 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 # --- the learner -----------------------------------------------------------------------------------------------------
-
-NOISY, STEPS = "support.bit_envs:Noisy", 20 * 64
-LEARNER = """
-import json, os, sys, time
-import headrace as hr
-options = json.loads(sys.argv[1])
-with hr.PPO("MlpPolicy", n_envs=4, n_steps=16, seed=1, topology="processes", workers=2, **options) as model:
-    updates = 0
-    def tell(record):
-        global updates
-        updates += 1
-        open(f"update-{updates}", "w").close()
-        while os.path.exists("wait"):
-            time.sleep(0.01)
-    model.learn(int(sys.argv[2]), tell)
-    print(model.result.weights_sha256, model.result.restarts)
-"""
-
-
-@contextmanager
-def learner(folder: Path, *flags: str, env: str = NOISY, **options: object) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, *flags, "-c", LEARNER, json.dumps({"env": env, **options}), str(STEPS)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": PATHS},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def wait_for(process: subprocess.Popen[str], *files: Path) -> None:
-    wait_until(lambda: all(file.exists() for file in files) or process.poll() is not None)
-    assert process.poll() is None, process.communicate()
-
-
-def tracker_of(process: subprocess.Popen[str]) -> int | None:
-    """The resource tracker that a learner has now."""
-    for pid in family(process.pid):
-        with suppress(OSError):  # gone meanwhile
-            if "resource_tracker" in Path(f"/proc/{pid}/cmdline").read_text() and not is_gone(pid):
-                return pid
-    return None
 
 
 @pytest.mark.alone

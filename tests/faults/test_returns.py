@@ -32,7 +32,7 @@ from support.chains import SOURCES, ChainEnv, Script, expected_stream, seed_of, 
 from support.command import assert_says
 from support.faulty_envs import Faulty, Steady
 from support.generators import quick, seeds
-from support.odd_returns import SHARED_WAYS, SPACES, Odd, Oddity, odd_return, sharing_makers
+from support.odd_returns import SHARED_WAYS, SPACES, odd_case, odd_envs, odd_return, sharing_makers
 from support.slabs import act_by_noise, action_of, filled_slabs, noise_actor, slab_for
 
 ENVS = range(4, 7)
@@ -54,11 +54,6 @@ def own_handler() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, handle)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-def odd_envs(space: str, odd: Odd, at: int) -> SerialEnvs:
-    makers = iter([lambda b=b: Oddity(space, odd if b == BAD else None, at) for b in range(len(ENVS))])
-    return SerialEnvs(lambda: next(makers)(), ENVS, seed_of)
 
 
 def played(envs: VectorEnv, n_steps: int = 8) -> Slab:
@@ -85,17 +80,9 @@ def raised_in(envs: VectorEnv) -> BaseException | None:
 def test_a_thousand_odd_returns(chunk: int, own_handler: None) -> None:
     refused = accepted = 0
     for case in range(chunk * CASES // CHUNKS, (chunk + 1) * CASES // CHUNKS):
-        rng = np.random.default_rng(case)
-        space = str(rng.choice(list(SPACES)))
-        odd, at = odd_return(rng, space), int(rng.choice([0, 1, 3, 4, 5]))
-        if odd.place not in ("obs", "reset"):
-            at = max(1, at if at != 5 else 6)  # call 5 is the reset after the end of call 4
-        if odd.place == "reset":
-            at = 0 if at in (0, 1) else 5
-        if at == 4 and odd.name in ("not finite", "too large a float"):
-            at = 3  # call 4 is a termination: the numbers in its observation are never read
+        space, odd, at = odd_case(case)
         what = f"case {case}: {space}, call {at}, {odd.place}: {odd.name}"
-        error = raised_in(odd_envs(space, odd, at))
+        error = raised_in(odd_envs(space, odd, at, ENVS, BAD))
         assert error is None or isinstance(error, HeadraceError), f"{what}: {type(error).__name__} came out raw"
         assert odd.is_malformed == (error is not None), f"{what}: {error or 'accepted'}"
         refused, accepted = refused + (error is not None), accepted + (error is None)
@@ -116,7 +103,7 @@ def test_what_is_taken_is_taken_as_it_is(own_handler: None) -> None:
         odd = odd_return(rng, space)
         if odd.is_malformed:
             continue
-        slab = played(odd_envs(space, odd, 1), n_steps=2)
+        slab = played(odd_envs(space, odd, 1, ENVS, BAD), n_steps=2)
         seen.add((odd.place, space if odd.place == "obs" else odd.name))
         if odd.place == "obs":
             assert (slab.obs["obs"][1, BAD] == (0 if odd.name == "tensor" else 1)).all(), odd.name

@@ -272,7 +272,7 @@ def by_hand() -> None:
 
 
 STANDING, SNAPSHOT, RESTORE, LIVE = standings.standing, standings.snapshot, standings.restore, standings.live_episodes
-APPEND, ENTER, COUNT, GO_ON = Journal.append, Journal.enter, Ledger.enter, planning.go_on
+ENTER, COUNT, GO_ON = Journal.enter, Ledger.enter, planning.go_on
 
 
 def forgets_what_waits(journal: Journal, envs: range, waiting: Any = ()) -> Any:
@@ -285,28 +285,39 @@ def enters_what_waits(journal: Journal, envs: range, waiting: Any = ()) -> Any:
     return STANDING(journal, envs)
 
 
-def drops_an_action(journal: Journal, envs: range, action: Any, ended: Any, valid: Any) -> None:
-    APPEND(journal, envs, action, ended, valid)
+def drops_an_action(journal: Journal, envs: range, slab: Slab) -> Any:
+    entered = ENTER(journal, envs, slab)
     chunk = journal.chunks[envs.start][-1]
     journal.chunks[envs.start][-1] = chunk[:-1]
+    return entered
 
 
-def keeps_a_view(journal: Journal, envs: range, action: Any, ended: Any, valid: Any) -> None:
+def keeps_a_view(journal: Journal, envs: range, slab: Slab) -> Any:
     """Of a slab that will be another's."""
-    before = [list(journal.chunks[env]) for env in envs]
-    APPEND(journal, envs, action, ended, valid)
+    entered = ENTER(journal, envs, slab)
     for b, env in enumerate(envs):
-        if not ended[:, b].any():
-            journal.chunks[env] = [*before[b], action[:, b]]
+        chunk = journal.chunks[env][-1]
+        if len(chunk) == len(slab.action):
+            journal.chunks[env][-1] = slab.action[:, b]
+    return entered
 
 
-def does_not_see_ends(journal: Journal, envs: range, action: Any, ended: Any, valid: Any) -> None:
-    APPEND(journal, envs, action, np.zeros_like(ended), valid)
+def does_not_see_ends(journal: Journal, envs: range, slab: Slab) -> Any:
+    before = [list(journal.chunks[env]) for env in envs]
+    entered = ENTER(journal, envs, slab)
+    for b, env in enumerate(envs):
+        journal.chunks[env] = [*before[b], slab.action[slab.valid[:, b], b]]
+    return entered
 
 
-def takes_the_first_end_for_the_last(journal: Journal, envs: range, action: Any, ended: Any, valid: Any) -> None:
-    first = np.cumsum(ended, axis=0) == 1
-    APPEND(journal, envs, action, ended & first & (np.cumsum(first, axis=0) == 1), valid)
+def takes_the_first_end_for_the_last(journal: Journal, envs: range, slab: Slab) -> Any:
+    entered = ENTER(journal, envs, slab)
+    for b, env in enumerate(envs):
+        ends = np.flatnonzero((slab.terminated | slab.truncated)[:, b] & slab.valid[:, b])
+        if len(ends):
+            rest = slice(ends[0] + 1, None)
+            journal.chunks[env] = [slab.action[rest, b][slab.valid[rest, b]]]
+    return entered
 
 
 def forgets_noise(journal: Journal, envs: range, slab: Slab) -> Any:
@@ -358,10 +369,10 @@ def does_not_count_slabs(ledger: Ledger, shard: int, sequence: int, steps: int) 
 MUTATIONS: list[tuple[Any, str, Callable[..., Any]]] = [
     (standings, "standing", forgets_what_waits),
     (standings, "standing", enters_what_waits),
-    (Journal, "append", drops_an_action),
-    (Journal, "append", keeps_a_view),
-    (Journal, "append", does_not_see_ends),
-    (Journal, "append", takes_the_first_end_for_the_last),
+    (Journal, "enter", drops_an_action),
+    (Journal, "enter", keeps_a_view),
+    (Journal, "enter", does_not_see_ends),
+    (Journal, "enter", takes_the_first_end_for_the_last),
     (Journal, "enter", forgets_noise),
     (Journal, "enter", forgets_checksums),
     (standings, "snapshot", saves_the_books_themselves),

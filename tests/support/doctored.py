@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +63,39 @@ def names_env(**env: Any) -> Callable[[dict[str, Any]], None]:
 
 def proof_of(checkpoint: Path) -> str:
     return str(json.loads((checkpoint / "manifest.json").read_bytes().partition(b"\n")[0])["proof"])
+
+
+# ---------------------------------------------------------------------------------------------------------- at random
+
+NASTY = [None, True, -1, 0, 1, 2**31, 2**63, 10**12, 10**400, -(10**30), 0.5, float("nan"), float("inf"),
+         "", "x", "\x1b]0;x\x07",
+         "../..", [], [[]], [1] * 50, {}, {"a": 1}, {"callable": "f"}, {"object": "o"}, ["os:system"],
+         "9" * 500]  # fmt: skip
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if at:
+        yield at
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in items:
+        yield from places(one, (*at, key))
+
+
+def malformed(state: dict[str, Any], chosen: random.Random) -> dict[str, Any]:
+    """A copy in which one to five entries are removed, or are something nasty."""
+    changed, all_places = copy.deepcopy(state), list(places(state))
+    for _ in range(chosen.choice((1, 1, 2, 5))):
+        at = chosen.choice(all_places)
+        try:
+            entry: Any = changed
+            for key in at[:-1]:
+                entry = entry[key]
+            if not isinstance(entry, list if isinstance(at[-1], int) else dict):
+                continue  # an earlier change made something else of it
+            if chosen.random() < 0.2:
+                del entry[at[-1]]
+            else:
+                entry[at[-1]] = chosen.choice(NASTY)
+        except (KeyError, IndexError, TypeError):
+            continue  # an earlier change removed the place
+    return changed

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from support.chains import ChainEnv, Script
+from headrace.envs.serial import SerialEnvs
+from support.chains import ChainEnv, Script, seed_of
 
 SPACES: dict[str, gym.Space[Any]] = {
     "vector": spaces.Box(-5.0, 5.0, (3,), np.float32),
@@ -282,6 +283,26 @@ def odd_return(rng: np.random.Generator, space: str) -> Odd:
     place = str(rng.choice(list(families), p=[0.5, 0.15, 0.1, 0.1, 0.1, 0.05]))
     name, make, is_malformed = families[place][int(rng.integers(len(families[place])))](rng)
     return Odd(place, name, make, is_malformed)
+
+
+def odd_case(number: int) -> tuple[str, Odd, int]:
+    """Seeded by its number: the space, the odd thing, and the call in which it comes."""
+    rng = np.random.default_rng(number)
+    space = str(rng.choice(list(SPACES)))
+    odd, at = odd_return(rng, space), int(rng.choice([0, 1, 3, 4, 5]))
+    if odd.place not in ("obs", "reset"):
+        at = max(1, at if at != 5 else 6)  # call 5 is the reset after the end of call 4
+    if odd.place == "reset":
+        at = 0 if at in (0, 1) else 5
+    if at == 4 and odd.name in ("not finite", "too large a float"):
+        at = 3  # call 4 is a termination: the numbers in its observation are never read
+    return space, odd, at
+
+
+def odd_envs(space: str, odd: Odd, at: int, env_indices: range, position: int) -> SerialEnvs:
+    """Sound environments, but for the one at that position."""
+    makers = iter([lambda b=b: Oddity(space, odd if b == position else None, at) for b in range(len(env_indices))])
+    return SerialEnvs(lambda: next(makers)(), env_indices, seed_of)
 
 
 # ------------------------------------------------------------------------------------------------------- shared buffers

@@ -5,7 +5,9 @@
                                    ──unix socket, JSON──> Hub: desk, engine ──{"answer"}──> SocketPort
 
 Nothing is unpickled from the socket: frames are JSON, the socket lies in a directory of the user's own and asks for a
-key. A worker that dies closes its connection, and that is how the hub knows. A worker whose parent is gone ends.
+key. Every caller is asked in a thread of its own and has a few seconds to answer: one that says nothing, or nonsense,
+keeps no worker waiting. A worker that dies closes its connection, and that is how the hub knows. A worker whose parent
+is gone ends.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ import secrets
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from multiprocessing.connection import Client, Listener
+from multiprocessing.connection import Client, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,10 @@ from headrace.agents.records import ENGINE, EpisodeError, Group, decode, encode
 from headrace.runtime.line import Line
 
 Reply = Callable[[int, Any], None]
+
+_KEY_S = 10.0  # for a caller to show that it knows the key
+_WAITING = 128  # callers that the kernel keeps until they are accepted
+_PAUSE_S = 0.05  # after an accept that failed, for instance for want of descriptors
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +81,10 @@ class SocketPort:
     """A worker's end of the socket. `life` says how often this worker was started before."""
 
     def __init__(self, address: str, key: bytes, worker: int, life: int = 0) -> None:
-        self._line = Line(Client(address, "AF_UNIX", authkey=key))
+        try:
+            self._line = Line(Client(address, "AF_UNIX", authkey=key))
+        except EOFError:  # it closes
+            raise ConnectionResetError("the parent is gone") from None
         self._loop, self._bridge = asyncio.get_running_loop(), Bridge()
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._count = 0
@@ -155,9 +165,9 @@ class Hub:
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-agents-")
         self.address = str(Path(self._folder.name) / "hub")
         self.key = secrets.token_bytes(32)
-        self._listener = Listener(self.address, "AF_UNIX", authkey=self.key)
-        self._threads: list[threading.Thread] = []
-        self._lines: list[Line] = []
+        self._listener = Listener(self.address, "AF_UNIX", _WAITING)
+        self._callers: dict[Line, threading.Thread] = {}
+        self._refused = 0
         self.pids: dict[int, int] = {}
         self._is_closed = False
         self._accepter = threading.Thread(target=self._accept, name="hub-accepter", daemon=True)
@@ -173,9 +183,10 @@ class Hub:
             knock.connect(self.address)
         self._accepter.join()
         self._listener.close()
-        for line in self._lines:
+        callers = list(self._callers.items())
+        for line, _ in callers:
             _shut_down(line)
-        for thread in self._threads:
+        for _, thread in callers:
             thread.join(5.0)
         self._folder.cleanup()
 
@@ -186,18 +197,44 @@ class Hub:
         while not self._is_closed:
             try:
                 connection = self._listener.accept()
-            except Exception as error:  # a stranger without the key, or a peer that went away
-                if not self._is_closed:
-                    logger.warning("a connection was refused: %s: %s", type(error).__name__, error)
+            except OSError as error:
+                self._refuse(error)
+                time.sleep(_PAUSE_S)
                 continue
             if self._has_ended():
                 connection.close()
                 return
             line = Line(connection)
-            thread = threading.Thread(target=self._serve, args=(line,), name="hub-worker", daemon=True)
-            self._lines.append(line)
-            self._threads.append(thread)
+            thread = self._callers[line] = threading.Thread(
+                target=self._meet, args=(line,), name="hub-worker", daemon=True
+            )
             thread.start()
+
+    def _meet(self, line: Line) -> None:
+        """A caller, who is a worker if it shows in time that it knows the key."""
+        deadline = threading.Timer(_KEY_S, _shut_down, (line,))
+        deadline.daemon = True
+        deadline.start()
+        try:
+            deliver_challenge(line.connection, self.key)
+            answer_challenge(line.connection, self.key)
+        except Exception as error:  # a stranger without the key, or a peer that went away
+            self._refuse(error)
+            deadline.cancel()
+            deadline.join()
+            line.connection.close()
+        else:
+            deadline.cancel()
+            deadline.join()
+            self._serve(line)
+        finally:
+            self._callers.pop(line, None)
+
+    def _refuse(self, error: Exception) -> None:
+        """Said once, and then ever more rarely: strangers can't fill a log."""
+        self._refused += 1
+        if not self._is_closed and str(self._refused).strip("0") == "1":
+            logger.warning("connections refused so far: %d; last: %s: %s", self._refused, type(error).__name__, error)
 
     def _serve(self, line: Line) -> None:
         """One worker, from its hello to its goodbye or its death."""

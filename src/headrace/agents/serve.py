@@ -26,8 +26,11 @@ from headrace.agents.codec import describe
 from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.records import EpisodeError
 from headrace.errors import HeadraceError, UsageError
+from headrace.plain_text import shortened
 
 MODEL = "headrace"
+MAX_PROBLEM = 500  # characters: it may quote what came
+MAX_BODY_BYTES = 32 << 20  # of a request: longer than any prompt, and far from the memory of a machine
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,10 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
         if fault == "slow":
             await asyncio.sleep(bad.slow_s)
         try:
-            request, asked = _request(json.loads(await http.body()), engine, is_chat)
-        except (ValueError, TypeError, KeyError) as error:
-            return problem(400, f"{type(error).__name__}: {error}")
+            asked = json.loads(await _within(http.stream(), MAX_BODY_BYTES))
+            request = _request(asked, engine, is_chat)
+        except Exception as error:  # whatever a client sends: too large, too deep, infinite, of another type
+            return problem(400, shortened(f"{type(error).__name__}: {error}", MAX_PROBLEM))
         try:
             completion = await asyncio.wrap_future(engine.submit(request))
         except EpisodeError as failure:
@@ -167,7 +171,17 @@ def require_safe(host: str, token: str) -> None:
         raise UsageError(f"host {host}: expected a loopback address, or a token that clients have to know")
 
 
-def _request(asked: dict[str, Any], engine: Engine, is_chat: bool) -> tuple[Request, dict[str, Any]]:
+async def _within(chunks: AsyncIterator[bytes], limit: int) -> bytes:
+    """A request's body, read no further than the limit."""
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > limit:
+            raise ValueError(f"expected at most {limit:,} bytes")
+    return bytes(body)
+
+
+def _request(asked: dict[str, Any], engine: Engine, is_chat: bool) -> Request:
     if not isinstance(asked, dict):
         raise ValueError("expected a JSON object")
     codec = engine.codec
@@ -181,11 +195,15 @@ def _request(asked: dict[str, Any], engine: Engine, is_chat: bool) -> tuple[Requ
     seed = asked.get("seed")
     seed = random.getrandbits(63) if seed is None else int(seed)
     max_tokens = int(asked.get("max_tokens") or asked.get("max_completion_tokens") or 16)
-    temperature = asked.get("temperature")
-    return (
-        Request(0, 0, 0, ids, max_tokens, seed, 1.0 if temperature is None else float(temperature)),
-        asked,
-    )
+    temperature = 1.0 if asked.get("temperature") is None else float(asked["temperature"])
+    for name, value, most in (
+        ("seed", seed, 2**64 - 1),
+        ("max_tokens", max_tokens, 10**6),
+        ("temperature", temperature, 100),
+    ):
+        if not 0 <= value <= most:
+            raise ValueError(f"{name}: expected 0 to {most}, got {value}")
+    return Request(0, 0, 0, ids, max_tokens, seed, temperature)
 
 
 def _body(

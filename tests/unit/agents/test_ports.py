@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from multiprocessing.connection import Client
 from typing import Any
 
 import pytest
@@ -73,7 +72,12 @@ def test_a_worker_that_comes_while_the_hub_closes_does_not_hold_it_up(
 ) -> None:
     """The accepter may end with that worker, before anybody wakes it."""
     monkeypatch.setattr(hub, "_has_ended", lambda: True)
-    Client(hub.address, "AF_UNIX", authkey=hub.key).close()
+
+    async def come() -> None:
+        SocketPort(hub.address, hub.key, 0)
+
+    with pytest.raises(ConnectionResetError, match="the parent is gone"):
+        asyncio.run(come())
     wait_until(lambda: not hub._accepter.is_alive())
     closing = threading.Thread(target=hub.close, daemon=True)
     closing.start()
