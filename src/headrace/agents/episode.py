@@ -5,8 +5,8 @@
     Conversation: what was asked and sampled, in token space, append only      parse: an answer's text -> actions
 
 The chat template must only append. That is checked at every turn: the new text has to begin with the old one and the
-answer in it. Where a template rewrites what was said (drops earlier thoughts, trims blanks), a new row is forked from
-the rewritten text, and the old row keeps what was sampled.
+answer in it, its stop token included. Where a template rewrites what was said (drops earlier thoughts, trims blanks,
+ends turns with another token), a new row is forked from the rewritten text, and the old row keeps what was sampled.
 
 Pure: no clock, no engine, no environment, no randomness but the seeds it is given. A lock-step loop and an event loop
 in a worker drive the same machine, and get the same record from the same answers.
@@ -19,7 +19,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headrace.agents.codec import Codec, Message
+from headrace.agents.chat_template import Message
+from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.environments.text_env import Step
 from headrace.agents.plan import Rules, Ticket
@@ -217,8 +218,7 @@ class Conversation:
     is_text_only: bool = False
     messages: list[Message] = field(default_factory=list)
     _rows: list[_Growing] = field(default_factory=list)
-    _end: str = ""  # how the end token is spelt, once that was asked
-    _ended: str = ""  # the spelling of the end token, if the last answer brought one itself
+    _spelt: dict[int, str] = field(default_factory=dict)  # stop ids that were sampled
 
     def ask(self, text: str) -> list[int]:
         """Add what the environment says; returns the ids to go on from."""
@@ -228,8 +228,7 @@ class Conversation:
         full = self.codec.render(self.messages, is_asking=True)
         row = self._rows[-1] if self._rows else None
         if row is not None and full.startswith(row.text):
-            added = full[len(row.text) :]
-            row.read(self.codec.encode(added.removeprefix(self._ended)))
+            row.read(self.codec.encode(full[len(row.text) :]))
             row.text = full
         else:
             self._rows.append(_Growing.of_prompt(self.codec.encode(full), full))
@@ -243,12 +242,16 @@ class Conversation:
         row = self._rows[-1]
         start = len(row.ids)
         row.sample(completion)
-        has_ended = bool(completion.ids) and completion.ids[-1] == self.codec.eos_id
-        if has_ended and not self._end:
-            self._end = self.codec.decode([self.codec.eos_id])
-        self._ended = self._end if has_ended else ""
-        row.text += completion.text
+        row.text += completion.text + self._ending(completion.ids)
         return Span(len(self._rows) - 1, start, len(row.ids))
+
+    def _ending(self, ids: Sequence[int]) -> str:
+        """How the stop id that ends an answer is spelt; nothing if it was cut short."""
+        if not ids or ids[-1] not in self.codec.stop_ids:
+            return ""
+        if ids[-1] not in self._spelt:
+            self._spelt[ids[-1]] = self.codec.decode(ids[-1:])
+        return self._spelt[ids[-1]]
 
     @property
     def rows(self) -> tuple[TokenRow, ...]:

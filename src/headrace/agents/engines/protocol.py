@@ -14,8 +14,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from headrace.agents.codec import Codec, Message
+from headrace.agents.chat_template import Message
+from headrace.agents.codec import Codec
 from headrace.agents.records import ENGINE, EpisodeError, plain_text
+
+ROUNDING = 1e-6  # a log-probability may be above 0 by so much
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def checked(request: Request, completion: Completion, codec: Codec, is_text_only
     if min(completion.ids) < 0 or max(completion.ids) >= codec.vocabulary:
         bad = next(one for one in completion.ids if not 0 <= one < codec.vocabulary)
         raise EpisodeError(ENGINE, f"token id {bad}; expected 0 to {codec.vocabulary - 1}")
-    if not all(math.isfinite(one) and one <= 1e-6 for one in completion.log_probs):
-        bad_log = next(one for one in completion.log_probs if not (math.isfinite(one) and one <= 1e-6))
+    if not all(math.isfinite(one) and one <= ROUNDING for one in completion.log_probs):
+        bad_log = next(one for one in completion.log_probs if not (math.isfinite(one) and one <= ROUNDING))
         raise EpisodeError(ENGINE, f"log-probability {bad_log}; expected a finite number of at most 0")
     return completion
