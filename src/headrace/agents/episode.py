@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from headrace.agents.chat_template import Message
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, Request
-from headrace.agents.environments.text_env import Step
+from headrace.agents.environments.text_env import Step, TextForm
 from headrace.agents.plan import Rules, Ticket
 from headrace.agents.records import (
     COMPLETED,
@@ -55,10 +55,11 @@ class Play:
         known_actions: Sequence[str] | None,
         is_text_only: bool = False,
         attempt: int = 1,
+        form: TextForm | None = None,
     ) -> None:
         self._ticket, self._member, self._rules, self._attempt = ticket, member, rules, attempt
         self._sampling_seed = sampling_seed
-        self._instructions, self._known = instructions, known_actions
+        self._instructions, self._known, self._form = instructions, known_actions, form
         system = [{"role": "system", "content": rules.system}] if rules.system else []
         self._conversation = Conversation(codec, is_text_only, system)
         self._is_text_only = is_text_only
@@ -84,7 +85,7 @@ class Play:
             self._span = self._conversation.answer(completion)
             left = rules.max_actions_per_traj - self._num_actions
             most = min(rules.max_actions_per_turn, left)
-            self._answer = parse(completion.text, rules.enable_think, rules.action_sep, most, self._known)
+            self._answer = parse(completion.text, rules.enable_think, rules.action_sep, most, self._known, self._form)
         except Exception as error:
             raise EpisodeError(PARSE, f"{type(error).__name__}: {error}") from error
         self._text, self._engine_s = completion.text, engine_s
@@ -273,7 +274,12 @@ class Answer:
 
 
 def parse(
-    text: str, has_thinking: bool, separator: str, most_actions: int, known: Sequence[str] | None = None
+    text: str,
+    has_thinking: bool,
+    separator: str,
+    most_actions: int,
+    known: Sequence[str] | None = None,
+    form: TextForm | None = None,
 ) -> Answer:
     """The actions of one answer, at most so many; names in the environment's own spelling where it has a list."""
     found = (_WITH_THINKING if has_thinking else _ANSWER_ONLY).fullmatch(text)
@@ -284,6 +290,9 @@ def parse(
     actions = [word for word in words if word][:most_actions]
     if not actions:
         return Answer((), "the answer holds no action")
+    if form is not None:
+        unread = [f"{action!r} is no action: {why}" for action in actions if (why := form.complaint(action))]
+        return Answer((), unread[0]) if unread else Answer(tuple(actions))
     if known is None:
         return Answer(tuple(actions))
     spelling = {name.lower(): name for name in known}
