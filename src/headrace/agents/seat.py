@@ -35,6 +35,7 @@ from headrace.agents.episode import Play
 from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import ENV, FAILED, TIMEOUT, Episode, EpisodeError, Failure, Group
+from headrace.agents.tool_calls import toolbox_of
 from headrace.clock import now_s
 
 T = TypeVar("T")
@@ -110,8 +111,9 @@ class Seat:
         )
         observation = self._guard("raised in reset", lambda: checked_observation(env.reset(self.ticket.seed)))
         task = self._guard("could not say what it is about", lambda: task_of(env))
+        play = self._guard("could not say what it is about", lambda: self._new_play(task))
         with self._owned():
-            self._play = self._new_play(task)
+            self._play = play
             return self._play.begin(observation)
 
     def answered(self, completion: Completion, engine_s: float) -> None:
@@ -177,10 +179,12 @@ class Seat:
 
     def _new_play(self, task: Task) -> Play:
         plan, ticket = self._plan, self.ticket
+        rules = plan.rules_of(ticket.tag)
+        tools = None if rules.answers == "tags" else toolbox_of(task, rules.answers)
         seed_of_turn = partial(plan.sampling_seed, ticket.number, self.member)
         return Play(
-            ticket, self.member, plan.rules_of(ticket.tag), self._codec, seed_of_turn, task.instructions,
-            task.actions, self._is_text_only, self.attempt, task.form,
+            ticket, self.member, rules, self._codec, seed_of_turn, task.instructions,
+            task.actions, self._is_text_only, self.attempt, task.form, tools,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What a server answered, read as data: everything that a token needs to be trained on is there, or it is refused.
 
     /v1/completions        ids, a log-probability for each, the weights' version ──> Completion
-    /v1/chat/completions   text, no tokens                                         ──> Completion, text only
+    /v1/chat/completions   text, reasoning, tool calls; no tokens                   ──> Completion, text only
 
 Read from the JSON itself: a client library that fits values to types makes 0.0 of false. Nothing is filled in: a
 log-probability that is missing, null, NaN, above 0 or a stand-in for minus infinity, an id that is no token, an answer
@@ -46,15 +46,26 @@ def token_completion(reply: Any, request: Request, codec: Codec) -> Completion:
 
 
 def text_completion(reply: Any) -> Completion:
-    """A chat's answer: its text."""
+    """A chat's answer: its text, and what the server has taken out of it: reasoning and tool calls."""
     choice = _choice(reply)
     message = choice.get("message")
     if not isinstance(message, dict):
         raise EpisodeError(ENGINE, f"an answer without a message: {_short(reply)}")
-    text = message.get("content")
-    if not isinstance(text, str):
+    text, calls = message.get("content"), message.get("tool_calls") or []
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    if not isinstance(reasoning, str) or not isinstance(calls, list) or not all(map(_is_call, calls)):
+        raise EpisodeError(
+            ENGINE, f"reasoning or tool calls that are not in OpenAI's shape: {_short(reasoning)}, {_short(calls)}"
+        )
+    if not isinstance(text, str) and not (text is None and (calls or reasoning)):
         raise EpisodeError(ENGINE, f"an answer without text: {_short(reply)}")
-    return Completion((), (), (), text, _finish(choice))
+    return Completion((), (), (), text or "", _finish(choice), reasoning, calls)
+
+
+def _is_call(call: Any) -> bool:
+    """What is in the arguments is the model's own: here it is a text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and all(isinstance(function.get(name), str) for name in ("name", "arguments"))
 
 
 def _choice(reply: Any) -> dict[str, Any]:

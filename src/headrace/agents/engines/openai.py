@@ -243,6 +243,7 @@ class OpenAIEngine:
         reply = await client.chat.completions.with_raw_response.create(
             model=self.model,
             messages=list(request.messages),
+            **({"tools": list(request.tools)} if request.tools else {}),
             max_tokens=request.max_tokens,
             temperature=request.temperature,
             seed=request.seed % 2**31,

@@ -9,7 +9,7 @@ Workers hold a client of this, never the engine itself. What an engine returns i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -33,6 +33,7 @@ class Request:
     seed: int
     temperature: float = 1.0
     messages: Sequence[Message] = ()  # for engines that take text only
+    tools: Sequence[Mapping[str, Any]] = ()  # for these too
 
     @property
     def session(self) -> str:
@@ -49,6 +50,8 @@ class Completion:
     versions: Sequence[int]
     text: str
     finish: str = "stop"  # or length
+    reasoning: str = ""  # where a server gives it apart from the text
+    tool_calls: Sequence[Mapping[str, Any]] = ()  # where a server reads them itself: {"id", "function": {"name", ...}}
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,8 @@ def checked(request: Request, completion: Completion, codec: Codec, is_text_only
     """The completion, or EpisodeError that says what is wrong with it."""
     if not isinstance(completion.text, str):
         raise EpisodeError(ENGINE, f"the text of an answer is {completion.text!r}, expected text")
-    completion = replace(completion, text=plain_text(completion.text))
+    text, reasoning = plain_text(completion.text), plain_text(completion.reasoning)
+    completion = replace(completion, text=text, reasoning=reasoning)
     if is_text_only:
         return completion
     try:  # plain numbers, whatever kind of sequence an engine has

@@ -20,6 +20,14 @@ from headrace.agents.environments.text_env import Step, TextEnv, TextForm, plain
 from headrace.errors import UsageError
 
 _TASK = "Do the task that is described below."
+_JSON_TYPES = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "list": "array",
+    "dict": "object",
+}
 
 
 def adapted(factory: Callable[..., Any], **options: Any) -> TextEnv:
@@ -157,6 +165,7 @@ class TrlStyle:
             f"- {name}{inspect.signature(tool)}: {_first_line(tool)}" for name, tool in self._tools.items()
         )
         self.instructions = f"{instructions or _TASK}\nAn action is a call of one of:\n{described}"
+        self.tools = [_schema(name, tool) for name, tool in self._tools.items()]
         self._score = 0.0
 
     def reset(self, seed: int) -> str:
@@ -224,6 +233,23 @@ def _tools(env: Any) -> dict[str, Callable[..., Any]]:
     members = inspect.getmembers(type(env), predicate=inspect.isfunction)
     kept = ("reset", "get_reward", "close")
     return {name: getattr(env, name) for name, _ in members if not name.startswith("_") and name not in kept}
+
+
+def _schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
+    """A method as a tool in OpenAI's shape: types from its annotations, the first line of what it says of itself."""
+    properties, required = dict[str, Any](), list[str]()
+    for one in inspect.signature(tool).parameters.values():
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            continue
+        annotation = getattr(one.annotation, "__name__", str(one.annotation)).partition("[")[0]
+        properties[one.name] = {"type": _JSON_TYPES[annotation]} if annotation in _JSON_TYPES else {}
+        if one.default is one.empty:
+            required.append(one.name)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": _first_line(tool), "parameters": parameters},
+    }
 
 
 def _seeded(reset: Callable[..., Any], seed: int) -> Any:

@@ -45,11 +45,15 @@ class TextForm:
             self.read(text)
         except ValueError as error:
             return str(error) or "it can't be read"
+        except RecursionError:
+            return "it is nested too deeply"
         return ""
 
 
 class TextEnv(Protocol):
-    """An environment in words. It may also have an `action_form` (TextForm), for actions that no list can hold."""
+    """An environment in words. It may also have an `action_form` (TextForm), for actions that no list can hold,
+    and `tools` (in OpenAI's shape): then an action is a call, {"name": ..., "arguments": {...}} as JSON.
+    """
 
     @property
     def instructions(self) -> str:
@@ -124,6 +128,7 @@ class Task:
     instructions: str = ""
     actions: Sequence[str] | None = None
     form: TextForm | None = None
+    tools: Any = None  # in OpenAI's shape; looked at where answers are tool calls
 
 
 def task_of(env: TextEnv) -> Task:
@@ -135,7 +140,7 @@ def task_of(env: TextEnv) -> Task:
         isinstance(actions, Sequence) and not isinstance(actions, str) and all(isinstance(one, str) for one in actions)
     ):
         raise EpisodeError(ENV, f"its actions are {_short(actions)}, expected texts, or None")
-    return Task(instructions, actions, getattr(env, "action_form", None))
+    return Task(instructions, actions, getattr(env, "action_form", None), getattr(env, "tools", None))
 
 
 def some_action(env: TextEnv, rng: Random, otherwise: str) -> str:

@@ -147,8 +147,6 @@ def _parsed(text: str) -> Any:
 
     try:
         return json.loads(text, parse_constant=refuse)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON ({error.msg} at character {error.pos})") from error
 
