@@ -195,4 +195,7 @@ def test_a_form_of_ones_own() -> None:
 
     form = TextForm("two numbers from -1 to 1 with a blank between", read, "0 0")
     assert parse("<answer>0.5 1 || 1 0</answer>", False, "||", 2, form=form).actions == ("0.5 1", "1 0")
+    names = TextForm("left or right", {"left": 0, "right": 1}.__getitem__, "left")
+    assert parse("<answer>left</answer>", False, "||", 2, form=names).is_valid
+    assert "'up' is no action" in parse("<answer>up</answer>", False, "||", 2, form=names).complaint
     assert "'up' is no action" in parse("<answer>up</answer>", False, "||", 2, form=form).complaint

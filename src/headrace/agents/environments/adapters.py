@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from headrace.agents.environments.text_env import Step, TextEnv, TextForm, plain
+from headrace.agents.environments.text_env import UNREADABLE, Step, TextEnv, TextForm, plain
 from headrace.errors import UsageError
 
 _TASK = "Do the task that is described below."
@@ -128,7 +128,7 @@ class GymnasiumText:
             assert self.action_form is not None
             try:
                 chosen = self.action_form.read(action)
-            except ValueError as error:
+            except UNREADABLE as error:
                 return Step(f"{action!r} is no action: {error}", 0.0, False, {"action_is_effective": 0.0})
         observation, reward, terminated, truncated, facts = self._env.step(chosen)
         reward, has_ended = plain(reward), _flag(terminated)

@@ -27,6 +27,9 @@ class Step:
     facts: Mapping[str, float] = field(default_factory=dict)
 
 
+UNREADABLE = (ValueError, TypeError, LookupError)  # what reading a text that is no action may raise
+
+
 @dataclass(frozen=True)
 class TextForm:
     """A form of actions. `read` turns a text into an action; its ValueError says what is wrong with the text."""
@@ -43,7 +46,7 @@ class TextForm:
         """What is wrong with a text; empty if it can be read."""
         try:
             self.read(text)
-        except ValueError as error:
+        except UNREADABLE as error:
             return str(error) or "it can't be read"
         except RecursionError:
             return "it is nested too deeply"
