@@ -19,7 +19,7 @@ from headrace.agents.engines.scripted import ScriptedModel
 from headrace.agents.environments.text_env import Step, TextEnvSpec
 from headrace.agents.episode import Rules
 from headrace.agents.exports.parquet import read_parquet, write_parquet
-from headrace.agents.exports.trl import sampling_differences, trl_dataset, trl_rollout_func
+from headrace.agents.exports.trl import trl_dataset, trl_rollout_func
 from headrace.agents.exports.verl import agent_loop_outputs, left_out_episodes, ragen_batch, samples
 from headrace.agents.group_log import read_groups
 from headrace.agents.limits import Limits
@@ -214,17 +214,6 @@ def test_another_temperature_is_refused() -> None:
 def test_settings_that_differ_are_named(given: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
     trained(**given)
     assert said in caplog.text
-
-
-def test_the_settings_are_those_of_a_real_configuration() -> None:
-    """What is compared exists in TRL under that name, and its defaults differ in nothing."""
-    trl = pytest.importorskip("trl")
-    real = trl.GRPOConfig(output_dir="unused", report_to=[], use_cpu=True, bf16=False)
-    for name in vars(Settings()):
-        assert hasattr(real, name), name
-    trainer = mock.Mock(args=real)
-    with hr.AgentRollouts([spec(Counting)], backend="sequential", group_size=2) as rollouts:
-        assert [one for one in sampling_differences(rollouts, trainer) if "max_completion_length" not in one] == []
 
 
 class TextOnly(Batched):
