@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import headrace as hr
 from headrace.agents.engines.in_process import in_process
 from headrace.agents.engines.tiny import taught, tiny_codec, tiny_model
 from headrace.agents.episode import Rules
-from headrace.agents.exports.trl import episode_reward, trl_dataset, trl_rollout_func
+from headrace.agents.exports.trl import episode_reward, sampling_differences, trl_dataset, trl_rollout_func
 from headrace.errors import UsageError
 from headrace.weights.flat import tensors_sha256
 from support.agent_envs import Counting, spec
@@ -88,3 +89,20 @@ def test_prompts_that_do_not_fit_are_refused() -> None:
             play(rows, None)
         with pytest.raises(UsageError, match="expected a prompt of trl_dataset"):
             play([[{"role": "user", "content": "hello"}]] * 2, None)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_settings_that_are_compared_are_those_of_a_real_configuration() -> None:
+    """They exist in TRL under these names; its defaults differ in nothing, and one that does is named."""
+    trl = pytest.importorskip("trl")
+
+    def differences(**given: Any) -> list[str]:
+        args = trl.GRPOConfig(output_dir="unused", report_to=[], use_cpu=True, bf16=False, **given)
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs"):
+            assert hasattr(args, name), name
+        with hr.AgentRollouts([spec(Counting)], backend="sequential", group_size=2) as rollouts:
+            return sampling_differences(rollouts, SimpleNamespace(args=args))
+
+    assert differences() == []
+    assert ["top_k" in one for one in differences(top_k=5)] == [True]
+    assert ["max_completion_length is 64" in one for one in differences(max_completion_length=64)] == [True]

@@ -1,9 +1,9 @@
-"""Text to token ids and back, and the chat template: what turns messages into one text.
+"""Text to token ids and back, and how messages become one text.
 
     ByteCodec       every byte is a token; needs nothing
-    TokenizerCodec  a `tokenizers` file (JSON) and a Jinja chat template, as Hugging Face models carry them
+    TokenizerCodec  a `tokenizers` file (JSON), special tokens and a chat template, as Hugging Face models carry them
 
-A codec travels to worker processes, so it holds plain strings and builds the rest where it is used.
+A codec travels to worker processes, so it holds plain data and builds the rest where it is used.
 """
 
 from __future__ import annotations
@@ -11,22 +11,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from headrace.agents.chat_template import CHATML, CHATML_TOOLS, Message, rendered
 from headrace.errors import UsageError
 
-Message = dict[str, str]  # role and content
+Tools = Sequence[Mapping[str, Any]]  # in OpenAI's shape
 
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 _SPECIALS = ("<|im_start|>", "<|im_end|>")
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Codec(Protocol):
@@ -35,6 +33,10 @@ class Codec(Protocol):
     @property
     def eos_id(self) -> int:
         """The token that ends an answer."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """All tokens that end an answer, `eos_id` among them."""
 
     @property
     def vocabulary(self) -> int:
@@ -46,22 +48,36 @@ class Codec(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included; bytes that are no text become U+FFFD."""
 
-    def render(self, messages: Sequence[Message], is_asking: bool) -> str:
+    def render(self, messages: Sequence[Message], is_asking: bool, tools: Tools = ()) -> str:
         """The chat template's text; `is_asking` adds the head of the answer to come."""
 
 
 def describe(codec: Codec) -> dict[str, str]:
-    """A codec as plain data, for files and servers."""
-    if isinstance(codec, TokenizerCodec):
-        return {"kind": "tokenizer", **codec.__getstate__()}
-    return {"kind": "bytes"}
+    """A codec as plain text, for files and servers; what is as usual is left out."""
+    if not isinstance(codec, TokenizerCodec):
+        return {"kind": "bytes"}
+    more: dict[str, Any] = {"variables": codec.variables, "more_stop_ids": codec.more_stop_ids or None}
+    told = {name: json.dumps(value, sort_keys=True) for name, value in more.items() if value is not None}
+    told |= {"tool_template": codec.tool_template} if codec.tool_template else {}
+    own = {"tokenizer_json": codec.tokenizer_json, "eos": codec.eos, "template": codec.template}
+    return {"kind": "tokenizer", **own, **told}
 
 
 def described(data: Mapping[str, str]) -> Codec:
     """The inverse."""
-    if data.get("kind") == "tokenizer":
-        return TokenizerCodec(data["tokenizer_json"], data["eos"], data["template"])
-    return ByteCodec()
+    if data.get("kind") != "tokenizer":
+        return ByteCodec()
+    before: dict[str, Any] | None = (
+        {} if "bos_token" in data["template"] else None
+    )  # of files that were written without variables
+    return TokenizerCodec(
+        data["tokenizer_json"],
+        data["eos"],
+        data["template"],
+        json.loads(data["variables"]) if "variables" in data else before,
+        tuple(int(one) for one in json.loads(data.get("more_stop_ids", "[]"))),
+        data.get("tool_template", ""),
+    )
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,11 @@ class ByteCodec:
 
     eos_id: int = 257
     vocabulary: int = 258
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """<|im_end|>."""
+        return frozenset((self.eos_id,))
 
     def encode(self, text: str) -> list[int]:
         """Bytes, and special tokens by their spelling."""
@@ -91,8 +112,10 @@ class ByteCodec:
         parts.append(array[start:].astype(np.uint8).tobytes())
         return b"".join(parts).decode(errors="replace")
 
-    def render(self, messages: Sequence[Message], is_asking: bool) -> str:
-        """ChatML."""
+    def render(self, messages: Sequence[Message], is_asking: bool, tools: Tools = ()) -> str:
+        """ChatML, with tools where there are some."""
+        if tools:
+            return rendered(CHATML_TOOLS, messages, is_asking, tools)
         text = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages)
         return text + "<|im_start|>assistant\n" if is_asking else text
 
@@ -104,6 +127,19 @@ class TokenizerCodec:
     tokenizer_json: str
     eos: str = "<|im_end|>"
     template: str = CHATML
+    variables: Mapping[str, Any] | None = field(default=None, hash=False)
+    """What the template may read besides messages: bos_token and other special tokens, enable_thinking, date_string."""
+    more_stop_ids: tuple[int, ...] = ()
+    """Tokens that end an answer, besides `eos`."""
+    tool_template: str = ""
+    """The template for conversations with tools, where a model has one of its own for them."""
+
+    def __post_init__(self) -> None:
+        if self.variables is None and "bos_token" in self.template:
+            raise UsageError(
+                "template: it begins with bos_token, which was not given: use TokenizerCodec.from_folder, or "
+                "variables={'bos_token': ...} (an empty text if the model has none)"
+            )
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -112,15 +148,17 @@ class TokenizerCodec:
         return Tokenizer.from_str(self.tokenizer_json)
 
     @cached_property
-    def _rendering(self) -> Any:
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(self.template)
-
-    @cached_property
     def eos_id(self) -> int:
         """The id of `eos`."""
-        return int(self._tokenizer.token_to_id(self.eos))
+        found = self._tokenizer.token_to_id(self.eos)
+        if found is None:
+            raise UsageError(f"eos: expected a token of the tokenizer, got {self.eos!r}")
+        return int(found)
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """`eos` and the others."""
+        return frozenset((self.eos_id, *self.more_stop_ids))
 
     @cached_property
     def vocabulary(self) -> int:
@@ -135,29 +173,64 @@ class TokenizerCodec:
         """Special tokens included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def render(self, messages: Sequence[Message], is_asking: bool) -> str:
+    def render(self, messages: Sequence[Message], is_asking: bool, tools: Tools = ()) -> str:
         """By the template."""
-        return str(self._rendering.render(messages=list(messages), add_generation_prompt=is_asking))
+        template = self.tool_template if tools and self.tool_template else self.template
+        return rendered(template, messages, is_asking, tools, {"eos_token": self.eos, **(self.variables or {})})
 
     @classmethod
-    def from_folder(cls, folder: Path) -> TokenizerCodec:
-        """Of a model's folder: tokenizer.json, and the chat template where it has one."""
+    def from_folder(cls, folder: Path, variables: Mapping[str, Any] | None = None) -> TokenizerCodec:
+        """Of a model's folder: its tokenizer, special tokens, stop ids and chat templates."""
         try:
-            data = json.loads((folder / "tokenizer_config.json").read_text())
-            written = folder / "chat_template.jinja"
-            template = written.read_text() if written.exists() else data.get("chat_template") or CHATML
-            eos = data["eos_token"]
-            text = (folder / "tokenizer.json").read_text()
-            return cls(text, eos if isinstance(eos, str) else eos["content"], template)
+            data = _object(folder / "tokenizer_config.json")
+            older = _object(folder / "special_tokens_map.json", is_needed=False)
+            named = {name: _spelling(data.get(name) or older.get(name)) for name in _NAMED}
+            templates = _templates(folder, data.get("chat_template"))
+            stops = _object(folder / "generation_config.json", is_needed=False).get("eos_token_id")
+            if not named["eos_token"]:
+                raise KeyError("eos_token")
+            return cls(
+                (folder / "tokenizer.json").read_text(),
+                named["eos_token"],
+                templates.get("default", CHATML),
+                {name: text for name, text in named.items() if text} | dict(variables or {}),
+                tuple(int(one) for one in (stops if isinstance(stops, list) else [stops]) if one is not None),
+                templates.get("tool_use", ""),
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"tokenizer {folder}: expected a folder with tokenizer.json and tokenizer_config.json: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def __getstate__(self) -> dict[str, str]:
+    def __getstate__(self) -> dict[str, Any]:
         """Without what was built here."""
-        return {"tokenizer_json": self.tokenizer_json, "eos": self.eos, "template": self.template}
+        return {name: getattr(self, name) for name in type(self).__dataclass_fields__}
 
-    def __setstate__(self, state: dict[str, str]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+
+def _object(path: Path, is_needed: bool = True) -> dict[str, Any]:
+    if not is_needed and not path.exists():
+        return {}
+    data = json.loads(path.read_text())
+    if not isinstance(data, dict):
+        raise ValueError(f"{path.name} holds {type(data).__name__}, expected names and values")
+    return data
+
+
+def _spelling(token: Any) -> str:
+    """Of a token as tokenizer_config.json has it: a text, or a section with its content."""
+    return str(token.get("content") or "") if isinstance(token, Mapping) else str(token or "")
+
+
+def _templates(folder: Path, configured: Any) -> dict[str, str]:
+    """By name: those of the configuration, and above them those in files of their own."""
+    listed = configured if isinstance(configured, list) else []
+    found = {str(one["name"]): str(one["template"]) for one in listed}
+    if isinstance(configured, str):
+        found["default"] = configured
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    return found | {name: path.read_text() for name, path in files.items() if path.exists()}

@@ -100,6 +100,7 @@ class FaultyEnv:
     def __init__(self, inner: TextEnv) -> None:
         self._inner = inner
         self.instructions, self.actions = inner.instructions, inner.actions
+        self.action_form, self.tools = getattr(inner, "action_form", None), getattr(inner, "tools", None)
         self._seed = 0
 
     def reset(self, seed: int) -> str:

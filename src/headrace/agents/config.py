@@ -76,6 +76,7 @@ _KNOWN: dict[str, Any] = {
     "agent_proxy.max_tokens": 128,
     "agent_proxy.temperature": 1.0,
     "agent_proxy.system": "",
+    "agent_proxy.answers": "tags",
     "es_manager.format_penalty": -0.1,
     "es_manager.pooled": False,
     "es_manager.train.env_groups": 8,
@@ -297,7 +298,7 @@ def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
     rules = Rules(
         **{name: proxy[name] for name in (
             "max_turn", "max_actions_per_turn", "max_tokens", "max_context", "enable_think", "action_sep",
-            "temperature", "system",
+            "temperature", "system", "answers",
         )},
         format_penalty=values["es_manager.format_penalty"],
     )  # fmt: skip

@@ -115,7 +115,8 @@ def identity_of(plan: GroupPlan, engine: Engine) -> dict[str, Any]:
         "group_size": plan.group_size,
         "n_groups": list(plan.n_groups),
         "envs": [[spec.tag, _name_of(spec.factory), _plain(spec.options), _plain(spec.limits)] for spec in plan.envs],
-        "rules": vars(plan.rules),
+        # Logs that were written before there were tool calls are still those of runs without them.
+        "rules": {name: one for name, one in vars(plan.rules).items() if (name, one) != ("answers", "tags")},
         "codec": hashlib.sha256(codec.encode()).hexdigest()[:16],
         "is_text_only": engine.is_text_only,
     }

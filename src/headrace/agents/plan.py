@@ -16,6 +16,8 @@ from headrace.agents.environments.text_env import TextEnvSpec
 from headrace.envs.seeds import Purpose, leaf
 from headrace.errors import UsageError, require_types
 
+ANSWERS = ("tags", "hermes", "llama", "mistral")
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -41,6 +43,9 @@ class Rules:
     """Of sampling."""
     system: str = ""
     """A system message before the first question; none if empty."""
+    answers: str = "tags"
+    """How actions are written: tags (<answer>..</answer>), or native tool calls, as the model writes them: hermes (JSON
+    between tags: Qwen, Hermes), llama (the answer is JSON) or mistral (a list after [TOOL_CALLS])."""
 
     def __post_init__(self) -> None:
         whole = ("max_turn", "max_actions_per_turn", "max_actions_per_traj", "max_tokens", "max_context")
@@ -52,6 +57,8 @@ class Rules:
             raise UsageError(f"enable_think: expected true or false, got {self.enable_think!r}")
         if not self.action_sep.strip():
             raise UsageError("action_sep: expected some text between actions, got none")
+        if self.answers not in ANSWERS:
+            raise UsageError(f"answers: expected one of {', '.join(ANSWERS)}, got {self.answers!r}")
         if self.temperature < 0:
             raise UsageError(f"temperature: expected 0 or more, got {self.temperature}")
 

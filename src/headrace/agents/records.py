@@ -12,7 +12,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +85,7 @@ class Turn:
     stop: int
     engine_s: float = 0.0
     env_s: float = 0.0
+    exchange: str = ""  # of tool calls: the turn's messages in OpenAI's shape, as JSON
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,13 @@ class Episode:
         return float(sum(turn.reward for turn in self.turns))
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The conversation as chat messages."""
-        said = [("system", self.system)] if self.system else []
+        said: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
-            said += [("user", turn.prompt), ("assistant", turn.answer)]
-        return [{"role": role, "content": text} for role, text in said]
+            plain = [{"role": "user", "content": turn.prompt}, {"role": "assistant", "content": turn.answer}]
+            said += json.loads(turn.exchange) if turn.exchange else plain
+        return said
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,42 @@ def token_row(ids: Any, loss_mask: Any, log_probs: Any, versions: Any) -> TokenR
     return TokenRow(*(np.asarray(values, dtype) for dtype, values in arrays))
 
 
+@dataclass
+class GrowingRow:
+    """A row that is still written."""
+
+    ids: list[int]
+    loss_mask: bytearray
+    log_probs: array[float]
+    versions: array[int]
+    text: str = ""  # what the template rendered for it so far, sampled answers included
+
+    @classmethod
+    def of_prompt(cls, ids: list[int], text: str) -> GrowingRow:
+        """A new row."""
+        row = cls([], bytearray(), array("f"), array("i"), text)
+        row.read(ids)
+        return row
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Tokens that the policy did not sample."""
+        self.ids += ids
+        self.loss_mask += bytes(len(ids))
+        self.log_probs.extend([0.0] * len(ids))
+        self.versions.extend([-1] * len(ids))
+
+    def sample(self, ids: Sequence[int], log_probs: Sequence[float], versions: Sequence[int]) -> None:
+        """Tokens that it did."""
+        self.ids += ids
+        self.loss_mask += b"\1" * len(ids)
+        self.log_probs.extend(log_probs)
+        self.versions.extend(versions)
+
+    def as_arrays(self) -> TokenRow:
+        """As it is now."""
+        return token_row(self.ids, bytearray(self.loss_mask), self.log_probs, self.versions)
+
+
 def encode(group: Group) -> dict[str, Any]:
     """As JSON; arrays as base64 of their little-endian bytes, so floats stay exact."""
     return {
@@ -202,8 +241,15 @@ def _encode_episode(one: Episode) -> dict[str, Any]:
         {name: base64.b64encode(getattr(row, name).astype(dtype).tobytes()).decode() for name, dtype in _DTYPES.items()}
         for row in one.rows
     ]
-    data["turns"] = [dict(vars(turn)) | {"actions": list(turn.actions)} for turn in one.turns]
+    data["turns"] = [_encode_turn(turn) for turn in one.turns]
     data["failure"] = None if one.failure is None else dict(vars(one.failure))
+    return data
+
+
+def _encode_turn(turn: Turn) -> dict[str, Any]:
+    data = vars(turn) | {"actions": list(turn.actions)}
+    if not turn.exchange:  # so that records without tool calls are what they were
+        del data["exchange"]
     return data
 
 

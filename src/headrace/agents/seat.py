@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,11 +22,20 @@ from typing import TypeVar
 
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, Request
-from headrace.agents.environments.text_env import Step, TextEnv, TextEnvSpec, checked_observation, checked_step
+from headrace.agents.environments.text_env import (
+    Step,
+    Task,
+    TextEnv,
+    TextEnvSpec,
+    checked_observation,
+    checked_step,
+    task_of,
+)
 from headrace.agents.episode import Play
 from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import ENV, FAILED, TIMEOUT, Episode, EpisodeError, Failure, Group
+from headrace.agents.tool_calls import toolbox_of
 from headrace.clock import now_s
 
 T = TypeVar("T")
@@ -90,7 +99,7 @@ class Seat:
         self.ticket, self.member, self.attempt = ticket, member, attempt
         self._plan, self._codec, self._is_text_only, self._pool = plan, codec, is_text_only, pool
         self._env: TextEnv | None = None
-        self._play = self._new_play("", None)
+        self._play = self._new_play(Task())
         self._actions: tuple[str, ...] = ()
         self._is_sound, self._is_abandoned = True, False
         self._lock = threading.Lock()
@@ -101,9 +110,10 @@ class Seat:
             "could not be built", lambda: self._pool.take(self._plan.spec_of(self.ticket.tag))
         )
         observation = self._guard("raised in reset", lambda: checked_observation(env.reset(self.ticket.seed)))
-        task = self._guard("could not say what it is about", lambda: (env.instructions, env.actions))
+        task = self._guard("could not say what it is about", lambda: task_of(env))
+        play = self._guard("could not say what it is about", lambda: self._new_play(task))
         with self._owned():
-            self._play = self._new_play(*task)
+            self._play = play
             return self._play.begin(observation)
 
     def answered(self, completion: Completion, engine_s: float) -> None:
@@ -167,12 +177,14 @@ class Seat:
             self._is_sound = False
             raise EpisodeError(ENV, f"{self.ticket.tag} {what}: {type(error).__name__}: {error}") from error
 
-    def _new_play(self, instructions: str, known: Sequence[str] | None) -> Play:
+    def _new_play(self, task: Task) -> Play:
         plan, ticket = self._plan, self.ticket
+        rules = plan.rules_of(ticket.tag)
+        tools = None if rules.answers == "tags" else toolbox_of(task, rules.answers)
         seed_of_turn = partial(plan.sampling_seed, ticket.number, self.member)
         return Play(
-            ticket, self.member, plan.rules_of(ticket.tag), self._codec, seed_of_turn, instructions, known,
-            self._is_text_only, self.attempt,
+            ticket, self.member, rules, self._codec, seed_of_turn, task.instructions,
+            task.actions, self._is_text_only, self.attempt, task.form, tools,
         )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from typing import TypeVar
 from headrace.agents.callers import Callers
 from headrace.agents.desk import Desk
 from headrace.agents.engines.protocol import Engine
-from headrace.agents.environments.text_env import TextEnvSpec
+from headrace.agents.environments.text_env import TextEnvSpec, some_action
 from headrace.clock import now_s
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def _measured(spec: TextEnvSpec) -> StepTime:
     try:
         env.reset(0)
         while len(steps) < _LEAST_STEPS or (len(steps) < _MOST_STEPS and time.monotonic() - begun < _BUDGET_S):
-            action = rng.choice(env.actions) if env.actions else "1"
+            action = some_action(env, rng, "1")
             wall, cpu = time.monotonic(), time.thread_time()
             step = env.step(action)
             steps.append(time.monotonic() - wall)

@@ -73,6 +73,7 @@ def _rollout(options: argparse.Namespace) -> int:
     from headrace.agents.codec import describe
     from headrace.agents.config import load
     from headrace.agents.exports.parquet import write_parquet
+    from headrace.agents.exports.verl import left_out_episodes
     from headrace.agents.metrics import summary
     from headrace.agents.records import COMPLETED, fingerprint
     from headrace.views.agents import RolloutView
@@ -103,7 +104,8 @@ def _rollout(options: argparse.Namespace) -> int:
                 engine.close()
         write_parquet(groups, folder / "records.parquet", engine.codec)
         metrics = summary(groups)
-        result = {"groups": len(groups), "fingerprint": fingerprint(groups), "metrics": metrics}
+        left_out = left_out_episodes(groups)
+        result = {"groups": len(groups), "fingerprint": fingerprint(groups), "metrics": metrics, "left_out": left_out}
         (folder / "result.json").write_text(json.dumps(result, indent=2))
     finally:
         logger.removeHandler(handler)
@@ -111,6 +113,8 @@ def _rollout(options: argparse.Namespace) -> int:
     failed = sum(group.status != COMPLETED for group in groups)
     view.summary(metrics)
     print(f"{len(groups)} groups, {failed} of them failed; records in {folder}/records.parquet")
+    if "text_only" in left_out:
+        print(f"{left_out['text_only']} episodes have text only and can't be trained on")
     print(f"look at one with: headrace agents show {folder} {groups[0].episodes[0].episode_id}")
     if failed == len(groups):
         reasons = Counter(f"{one.boundary}: {one.message}" for group in groups for one in group.failures)

@@ -38,6 +38,10 @@ class GroupSource:
     def __init__(self, rollouts: AgentRollouts) -> None:
         if rollouts.pace is None:
             raise UsageError("rollouts: expected max_lag and groups_per_update, so that they keep pace with a learner")
+        if rollouts.engine.is_text_only:
+            raise UsageError(
+                "rollouts: expected an engine that gives token ids; what has text only can't be learned from"
+            )
         self._rollouts, self._per_update = rollouts, rollouts.pace.per_update
         self.before_wait: Callable[[], None] = lambda: None
         self._stream: Generator[Group, None, None] | None = None

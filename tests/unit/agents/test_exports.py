@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,15 +13,18 @@ import pytest
 
 import headrace as hr
 from headrace.agents.codec import ByteCodec
+from headrace.agents.engines.batching import Batched
 from headrace.agents.engines.protocol import Completion, Request, checked
-from headrace.agents.environments.text_env import Step
+from headrace.agents.engines.scripted import ScriptedModel
+from headrace.agents.environments.text_env import Step, TextEnvSpec
 from headrace.agents.episode import Rules
 from headrace.agents.exports.parquet import read_parquet, write_parquet
 from headrace.agents.exports.trl import trl_dataset, trl_rollout_func
-from headrace.agents.exports.verl import agent_loop_outputs, ragen_batch, samples
+from headrace.agents.exports.verl import agent_loop_outputs, left_out_episodes, ragen_batch, samples
 from headrace.agents.group_log import read_groups
 from headrace.agents.limits import Limits
 from headrace.agents.records import FAILED, EpisodeError, Group, decode, encode, fingerprint
+from headrace.collecting.groups import GroupSource
 from headrace.errors import HeadraceError, UsageError
 from support.agent_envs import Counting, Raising, spec
 
@@ -162,3 +167,102 @@ def test_the_journal_does_not_answer_for_new_weights(tmp_path: Path) -> None:
     for _ in range(2):
         told = played(0, run_dir=tmp_path)
         assert len(told["completion_ids"]) == 2
+
+
+class Settings:
+    """Of a trainer, as GRPOConfig has them."""
+
+    def __init__(self, **given: Any) -> None:
+        usual = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+        vars(self).update({**usual, "generation_kwargs": None, "max_completion_length": 4096, **given})
+
+
+def trained(rules: Rules | None = None, env: Any = None, **given: Any) -> dict[str, Any]:
+    trainer: Any = Trainer()
+    trainer.args = Settings(**given)
+    with hr.AgentRollouts([env or spec(Counting)], backend="sequential", group_size=2, rules=rules) as rollouts:
+        return trl_rollout_func(rollouts)([trl_dataset(1)[0]["prompt"]] * 2, trainer)
+
+
+def test_settings_that_agree_are_not_mentioned(caplog: pytest.LogCaptureFixture) -> None:
+    trained()
+    trained(top_k=-1, min_p=0.0)
+    trained(Rules(temperature=0.7), temperature=0.7)
+    assert not caplog.records
+
+
+def test_another_temperature_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"temperature: Counting samples with 1, the trainer learns with 0\.9"):
+        trained(temperature=0.9)
+    own = TextEnvSpec("Own", Counting, {}, {"temperature": 0.5})
+    with pytest.raises(UsageError, match=r"Own samples with 0\.5, the trainer learns with 1"):
+        trained(env=own)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"top_p": 0.9}, "the trainer's top_p is 0.9, headrace samples with top_p = 1.0"),
+        ({"top_k": 50}, "the trainer's top_k is 50, headrace samples with top_k = 0"),
+        ({"min_p": 0.1}, "the trainer's min_p is 0.1"),
+        ({"repetition_penalty": 1.2}, "the trainer's repetition_penalty is 1.2"),
+        ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs {'num_beams': 2} are not used"),
+        ({"max_completion_length": 100}, "max_completion_length is 100, Counting has max_tokens = 128"),
+        ({"max_completion_length": 130}, "completions are longer than the trainer's max_completion_length = 130"),
+    ],
+)
+def test_settings_that_differ_are_named(given: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
+    trained(**given)
+    assert said in caplog.text
+
+
+class TextOnly(Batched):
+    """The scripted engine without its tokens."""
+
+    is_text_only = True
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
+        return [Completion((), (), (), f"<think>a</think><answer>{one.seed % 2}</answer>") for one in requests]
+
+
+def test_text_only_episodes_are_left_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    engine = TextOnly(ScriptedModel())
+    try:
+        with hr.AgentRollouts([spec(Counting)], engine, backend="sequential", group_size=3) as rollouts:
+            groups = rollouts.run(2)
+            with pytest.raises(UsageError, match="gives text only, so nothing can be trained on"):
+                trl_rollout_func(rollouts)([trl_dataset(1)[0]["prompt"]] * 3, Trainer())
+        with (
+            hr.AgentRollouts([spec(Counting)], engine, group_size=2, max_lag=1, groups_per_update=1) as rollouts,
+            pytest.raises(UsageError, match="can't be learned from"),
+        ):
+            GroupSource(rollouts)
+    finally:
+        engine.close()
+    assert [group.status for group in groups] == ["completed"] * 2
+    batch = ragen_batch(groups, 0)
+    assert (batch["left_out"], batch["left_out_episodes"], len(batch["input_ids"])) == (2, {"text_only": 6}, 0)
+    assert agent_loop_outputs(groups) == []
+    assert "left out: 6 text_only" in caplog.text
+
+
+def test_everything_left_out_has_its_reason(groups: list[Group]) -> None:
+    failed = sum(len(group.episodes) for group in groups if group.status == FAILED)
+    assert left_out_episodes(groups) == {"failed": failed}
+    late = [replace(group, lag=3, max_lag=1) for group in groups if group.status != FAILED]
+    assert left_out_episodes(late) == {"late": sum(len(group.episodes) for group in late)}
+    rules = Rules(max_context=130)
+    with hr.AgentRollouts([spec(Counting)], backend="sequential", group_size=3, rules=rules) as rollouts:
+        silent = rollouts.run(1)
+    assert left_out_episodes(silent) == {"silent": 3}
+    assert ragen_batch(silent, 0)["left_out"] == 1
+    everyone = [*groups, *late, *silent]
+    assert len(samples(everyone)) + sum(left_out_episodes(everyone).values()) == sum(
+        len(group.episodes) for group in everyone
+    )
+
+
+def test_a_group_that_is_replaced_is_mentioned(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(HeadraceError, match="in its place: failed"):
+        played(1, env=spec(Raising, where="build"), limits=Limits(attempts=1))
+    assert "group 1 is left out and another one takes its place: 2 failed" in caplog.text

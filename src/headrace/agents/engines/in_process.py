@@ -250,7 +250,7 @@ class InProcessEngine:
         logits = self._passes.speak(self._jobs)
         for at, job in enumerate(self._jobs):
             if job is not None:
-                has_ended = job.draw(logits[at], self._acting) == self.codec.eos_id
+                has_ended = job.draw(logits[at], self._acting) in self.codec.stop_ids
                 if has_ended or len(job.sampled) >= job.request.max_tokens:
                     self._jobs[at] = None
                     self._answer(job, has_ended)

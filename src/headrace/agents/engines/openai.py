@@ -10,6 +10,7 @@ Failures are of two kinds: what may pass (refused, dropped, 429, 5xx, garbage) i
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import random
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.agents.codec import ByteCodec, Codec, described
+from headrace.agents.engines.answers import text_completion, token_completion
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
 from headrace.agents.records import ENGINE, TIMEOUT, EpisodeError
 from headrace.clock import now_s
@@ -193,7 +195,7 @@ class OpenAIEngine:
         """One token asked for by ids: a server that gives ids and log-probabilities back is fit for training."""
         probe = Request(0, 0, 0, self.codec.encode("a") or [0], 1, 0)
         try:
-            return bool(_completion(await self._post(client, probe), self.codec).ids)
+            return bool(token_completion(await self._post(client, probe), probe, self.codec).ids)
         except (self._openai.BadRequestError, self._openai.UnprocessableEntityError, EpisodeError):
             return False
 
@@ -236,36 +238,37 @@ class OpenAIEngine:
 
     async def _ask(self, client: Any, request: Request) -> Completion:
         if not self.is_text_only:
-            answer = _completion(await self._post(client, request), self.codec)
+            answer = token_completion(await self._post(client, request), request, self.codec)
             return checked(request, answer, self.codec, False)
-        reply = await client.chat.completions.create(
+        reply = await client.chat.completions.with_raw_response.create(
             model=self.model,
             messages=list(request.messages),
+            **({"tools": list(request.tools)} if request.tools else {}),
             max_tokens=request.max_tokens,
             temperature=request.temperature,
             seed=request.seed % 2**31,
             extra_headers={"X-Session-ID": request.session},
         )
-        try:
-            choice = reply.choices[0]
-            text = choice.message.content
-        except (AttributeError, IndexError, TypeError) as error:
-            raise EpisodeError(ENGINE, f"an answer without a message: {_short(reply)}") from error
-        if not isinstance(text, str):
-            raise EpisodeError(ENGINE, f"an answer without text: {_short(reply)}")
-        return checked(request, Completion((), (), (), text, choice.finish_reason or "stop"), self.codec, True)
+        return checked(request, text_completion(json.loads(reply.text)), self.codec, True)
+
+    @property
+    def _more_stops(self) -> dict[str, list[int]]:
+        """Servers know the model's end token, and not always the others."""
+        stops = self.codec.stop_ids
+        return {"stop_token_ids": sorted(stops)} if len(stops) > 1 else {}
 
     async def _post(self, client: Any, request: Request) -> Any:
-        return await client.completions.create(
+        reply = await client.completions.with_raw_response.create(
             model=self.model,
             prompt=list(request.ids),
             max_tokens=request.max_tokens,
             temperature=request.temperature,
             seed=request.seed,
             logprobs=1,
-            extra_body={"return_token_ids": True},
+            extra_body={"return_token_ids": True} | self._more_stops,
             extra_headers={"X-Session-ID": request.session},
         )
+        return json.loads(reply.text)
 
     def _count(self, answer: Completion, started_s: float) -> None:
         was = self._statistics
@@ -277,25 +280,6 @@ class OpenAIEngine:
             tokens=was.tokens + len(answer.ids),
             busy_s=was.busy_s + (now_s() - started_s) / max(1, self._in_flight),
         )
-
-
-def _completion(reply: Any, codec: Codec) -> Completion:
-    """vLLM's answer: token_ids beside the text, logprobs.token_logprobs for each."""
-    try:
-        choice = reply.choices[0]
-        ids = getattr(choice, "token_ids", None)
-        if ids is None:
-            raise EpisodeError(ENGINE, "an answer without token ids")
-        log_probs = [0.0 if one is None else float(one) for one in choice.logprobs.token_logprobs]
-        version = int(getattr(reply, "weights_version", 0) or 0)
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        raise EpisodeError(ENGINE, f"an answer that can't be read: {_short(error)}") from error
-    ids = [int(one) for one in ids]
-    has_ended = bool(ids) and ids[-1] == codec.eos_id
-    text = codec.decode(ids[:-1] if has_ended else ids)
-    return Completion(
-        ids, [min(0.0, one) for one in log_probs], [version] * len(ids), text, choice.finish_reason or "stop"
-    )
 
 
 def _short(error: object) -> str:

@@ -9,13 +9,16 @@ Workers hold a client of this, never the engine itself. What an engine returns i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from headrace.agents.codec import Codec, Message
+from headrace.agents.chat_template import Message
+from headrace.agents.codec import Codec
 from headrace.agents.records import ENGINE, EpisodeError, plain_text
+
+ROUNDING = 1e-6  # a log-probability may be above 0 by so much
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Request:
     seed: int
     temperature: float = 1.0
     messages: Sequence[Message] = ()  # for engines that take text only
+    tools: Sequence[Mapping[str, Any]] = ()  # for these too
 
     @property
     def session(self) -> str:
@@ -46,6 +50,8 @@ class Completion:
     versions: Sequence[int]
     text: str
     finish: str = "stop"  # or length
+    reasoning: str = ""  # where a server gives it apart from the text
+    tool_calls: Sequence[Mapping[str, Any]] = ()  # where a server reads them itself: {"id", "function": {"name", ...}}
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,8 @@ def checked(request: Request, completion: Completion, codec: Codec, is_text_only
     """The completion, or EpisodeError that says what is wrong with it."""
     if not isinstance(completion.text, str):
         raise EpisodeError(ENGINE, f"the text of an answer is {completion.text!r}, expected text")
-    completion = replace(completion, text=plain_text(completion.text))
+    text, reasoning = plain_text(completion.text), plain_text(completion.reasoning)
+    completion = replace(completion, text=text, reasoning=reasoning)
     if is_text_only:
         return completion
     try:  # plain numbers, whatever kind of sequence an engine has
@@ -146,7 +153,7 @@ def checked(request: Request, completion: Completion, codec: Codec, is_text_only
     if min(completion.ids) < 0 or max(completion.ids) >= codec.vocabulary:
         bad = next(one for one in completion.ids if not 0 <= one < codec.vocabulary)
         raise EpisodeError(ENGINE, f"token id {bad}; expected 0 to {codec.vocabulary - 1}")
-    if not all(math.isfinite(one) and one <= 1e-6 for one in completion.log_probs):
-        bad_log = next(one for one in completion.log_probs if not (math.isfinite(one) and one <= 1e-6))
+    if not all(math.isfinite(one) and one <= ROUNDING for one in completion.log_probs):
+        bad_log = next(one for one in completion.log_probs if not (math.isfinite(one) and one <= ROUNDING))
         raise EpisodeError(ENGINE, f"log-probability {bad_log}; expected a finite number of at most 0")
     return completion

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 
-from headrace.agents.environments.text_env import TextEnv, TextEnvSpec
+from headrace.agents.environments.text_env import TextEnv, TextEnvSpec, some_action
 
 _STEPS = 12
 _SEEDS = (11, 12, 13)
@@ -45,7 +45,7 @@ def _seen(env: TextEnv, seed: int) -> list[object]:
     rng = random.Random(seed)
     seen: list[object] = [env.reset(seed)]
     for _ in range(_STEPS):
-        step = env.step(rng.choice(env.actions) if env.actions else "1 + 1")
+        step = env.step(some_action(env, rng, "1 + 1"))
         seen += [step.observation, step.reward, step.is_done, dict(step.facts)]
         if step.is_done:
             break

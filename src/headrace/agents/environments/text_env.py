@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Protocol, cast
 
 from headrace.agents.records import ENV, EpisodeError
@@ -26,8 +27,36 @@ class Step:
     facts: Mapping[str, float] = field(default_factory=dict)
 
 
+UNREADABLE = (ValueError, TypeError, LookupError)  # what reading a text that is no action may raise
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """A form of actions. `read` turns a text into an action; its ValueError says what is wrong with the text."""
+
+    description: str
+    """What players are told, after "An action is"."""
+    read: Callable[[str], Any]
+    example: str = "1"
+    """A text that can be read."""
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
+    """For tool calls: the JSON schema of an action, whose JSON is the text; a string is the text itself."""
+
+    def complaint(self, text: str) -> str:
+        """What is wrong with a text; empty if it can be read."""
+        try:
+            self.read(text)
+        except UNREADABLE as error:
+            return str(error) or "it can't be read"
+        except RecursionError:
+            return "it is nested too deeply"
+        return ""
+
+
 class TextEnv(Protocol):
-    """An environment in words."""
+    """An environment in words. It may also have an `action_form` (TextForm), for actions that no list can hold,
+    and `tools` (in OpenAI's shape): then an action is a call, {"name": ..., "arguments": {...}} as JSON.
+    """
 
     @property
     def instructions(self) -> str:
@@ -61,29 +90,66 @@ class TextEnvSpec:
         return self.factory(**self.options)
 
 
+def plain(value: Any) -> Any:
+    """A scalar of numpy, or an array or tensor that holds one without a shape, as Python's own; others as they are."""
+    return value.item() if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)) else value
+
+
 def checked_step(step: Any) -> Step:
-    """The step, or EpisodeError that says what was wrong with what the environment returned."""
+    """The step in plain values, or EpisodeError that says what was wrong with what the environment returned."""
     if not isinstance(step, Step):
         raise EpisodeError(ENV, f"step returned {_short(step)}, expected a Step")
-    observation, reward, is_done = cast(tuple[Any, Any, Any], (step.observation, step.reward, step.is_done))
-    facts = cast(Mapping[str, Any], step.facts)
+    observation, reward, is_done = cast(
+        tuple[Any, Any, Any], (step.observation, plain(step.reward), plain(step.is_done))
+    )
     if not isinstance(observation, str):
         raise EpisodeError(ENV, f"the observation is {_short(observation)}, expected text")
     if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
         raise EpisodeError(ENV, f"the reward is {_short(reward)}, expected a finite number")
     if not isinstance(is_done, bool):
         raise EpisodeError(ENV, f"is_done is {_short(is_done)}, expected True or False")
+    if not isinstance(cast(Any, step.facts), Mapping):
+        raise EpisodeError(ENV, f"the facts are {_short(step.facts)}, expected names and numbers")
+    facts: dict[str, Any] = {name: plain(value) for name, value in step.facts.items()}
     odd = [name for name, value in facts.items() if not isinstance(value, (bool, int, float))]
     if odd:
         raise EpisodeError(ENV, f"the fact {odd[0]!r} is {_short(facts[odd[0]])}, expected a number")
-    return step
+    return Step(str(observation), reward, is_done, facts)
 
 
 def checked_observation(observation: object) -> str:
     """What reset returned, or EpisodeError."""
     if not isinstance(observation, str):
         raise EpisodeError(ENV, f"reset returned {_short(observation)}, expected text")
-    return observation
+    return str(observation)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What players are told, and which answers are actions: any text, one of a list, or what a form can read."""
+
+    instructions: str = ""
+    actions: Sequence[str] | None = None
+    form: TextForm | None = None
+    tools: Any = None  # in OpenAI's shape; looked at where answers are tool calls
+
+
+def task_of(env: TextEnv) -> Task:
+    """An environment's own words, or EpisodeError."""
+    instructions, actions = cast(tuple[Any, Any], (env.instructions, env.actions))
+    if not isinstance(instructions, str):
+        raise EpisodeError(ENV, f"its instructions are {_short(instructions)}, expected text")
+    if actions is not None and not (
+        isinstance(actions, Sequence) and not isinstance(actions, str) and all(isinstance(one, str) for one in actions)
+    ):
+        raise EpisodeError(ENV, f"its actions are {_short(actions)}, expected texts, or None")
+    return Task(instructions, actions, getattr(env, "action_form", None), getattr(env, "tools", None))
+
+
+def some_action(env: TextEnv, rng: Random, otherwise: str) -> str:
+    """An action that an environment can take, as far as it says which these are."""
+    form: TextForm | None = getattr(env, "action_form", None)
+    return rng.choice(env.actions) if env.actions else otherwise if form is None else form.example
 
 
 def _short(value: object) -> str:

@@ -127,6 +127,7 @@ def _schema(pa: Any) -> Any:
             ("stop", pa.int32()),
             ("engine_s", pa.float64()),
             ("env_s", pa.float64()),
+            ("exchange", pa.string()),
         ]
     )
     return pa.schema(

@@ -4,11 +4,14 @@
                    group_ids, metrics
     agent_loop_outputs   verl's AgentLoopOutput fields, an episode each
 
-Only what can be trained on goes out: failed and late groups, and episodes without token ids, are left out and counted.
+Only what can be trained on goes out: failed and late groups, and episodes without token ids or without a word, are
+left out and counted: `left_out_episodes`, by reason.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.agents.metrics import summary
-from headrace.agents.records import COMPLETED, Episode, Group, TokenRow
+from headrace.agents.records import COMPLETED, FAILED, LATE, Episode, Group, TokenRow
 
 Array = npt.NDArray[Any]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,25 @@ def samples(groups: Iterable[Group]) -> list[Sample]:
     """Every row that the policy spoke in."""
     found = []
     for group in sorted(groups, key=lambda one: one.number):
-        if group.status != COMPLETED:
-            continue
         for episode in group.episodes:
-            found += [_sample(episode, at, row) for at, row in enumerate(episode.rows) if row.loss_mask.any()]
+            if not why_left_out(group, episode):
+                found += [_sample(episode, at, row) for at, row in enumerate(episode.rows) if row.loss_mask.any()]
     return found
+
+
+def why_left_out(group: Group, episode: Episode) -> str:
+    """failed or late (its group), text_only, or silent: its first prompt left no room for an answer; else nothing."""
+    if group.status != COMPLETED:
+        return group.status
+    if not episode.is_trainable:
+        return "text_only"
+    return "" if any(row.loss_mask.any() for row in episode.rows) else "silent"
+
+
+def left_out_episodes(groups: Iterable[Group]) -> dict[str, int]:
+    """How many episodes can't be trained on, by reason; reasons that there are."""
+    reasons = Counter(why_left_out(group, one) for group in groups for one in group.episodes)
+    return {reason: reasons[reason] for reason in (FAILED, LATE, "text_only", "silent") if reasons[reason]}
 
 
 def ragen_batch(groups: Iterable[Group], pad_id: int) -> dict[str, Any]:
@@ -78,12 +97,17 @@ def ragen_batch(groups: Iterable[Group], pad_id: int) -> dict[str, Any]:
         "env_ids": np.array([one.episode.member + one.episode.group * _size(groups) for one in rows], np.int64),
         "group_ids": np.array([one.episode.group for one in rows], np.int64),
         "metrics": summary(groups),
-        "left_out": sum(group.status != COMPLETED for group in groups),
+        "left_out": sum(all(why_left_out(group, one) for one in group.episodes) for group in groups),
+        "left_out_episodes": left_out_episodes(groups),
     }
 
 
 def agent_loop_outputs(groups: Iterable[Group]) -> list[dict[str, Any]]:
-    """verl's AgentLoopOutput fields."""
+    """verl's AgentLoopOutput fields; a list has no place for what was left out, so the log has it."""
+    groups = list(groups)
+    if left_out := left_out_episodes(groups):
+        told = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        logger.warning("agent_loop_outputs: episodes that can't be trained on are left out: %s", told)
     return [
         {
             "prompt_ids": one.prompt_ids.tolist(),
