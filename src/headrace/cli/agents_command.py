@@ -18,7 +18,7 @@ from headrace.files import require_no_links
 
 def main(argv: list[str]) -> int:
     """Run one of its commands; returns the exit code."""
-    options = _parser().parse_args(argv)
+    options = _parsed(argv)
     try:
         import joblib  # noqa: F401
     except ImportError as error:
@@ -27,7 +27,15 @@ def main(argv: list[str]) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    """Overrides may stand on both sides of an option: a command reads its own words, which a subparser would not."""
+    parser, commands = _parsers()
+    if not argv or argv[0] not in commands:
+        return parser.parse_args(argv)  # help, or an error that lists the commands
+    return commands[argv[0]].parse_intermixed_args(argv[1:])
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     parser = argparse.ArgumentParser(
         "headrace agents", description="Multi-turn rollouts of LLM agents over one engine."
     )
@@ -58,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("file", type=Path, help="records.parquet, groups.jsonl or a run directory")
     show.add_argument("episode", nargs="?", help="group-member, as in 3-0")
     show.set_defaults(run=_show)
-    return parser
+    return parser, commands.choices
 
 
 def _configured(parser: argparse.ArgumentParser) -> None:

@@ -44,6 +44,16 @@ def test_a_rollout_leaves_its_records(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "sequential: asked for" in (folder / "log.txt").read_text()
 
 
+def test_overrides_stand_on_both_sides_of_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert agents("rollout", *SMALL[:2], "--config-name", "base", SMALL[2], "--run-dir", str(folder), SMALL[3]) == 0
+    assert "8 / 8 episodes" in capsys.readouterr().out
+    assert agents("show", "--", str(folder)) == 0
+    with pytest.raises(SystemExit):
+        agents("rollout", "--nonsense", SMALL[0])
+    assert "unrecognized arguments: --nonsense" in capsys.readouterr().err
+
+
 def test_base_and_base_parallel_agree(tmp_path: Path) -> None:
     for name in ("base", "base-parallel"):
         more = ("agent_proxy.parallel_backend=threading", "agent_proxy.parallel_n_jobs=3") if "p" in name[4:] else ()
