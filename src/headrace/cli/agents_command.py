@@ -9,11 +9,16 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.cli.own_modules import find_modules
+from headrace.cli.printing import say
 from headrace.clock import wall_time
 from headrace.errors import HeadraceError, UsageError
 from headrace.files import require_no_links
+
+if TYPE_CHECKING:
+    from headrace.agents.config import AgentsConfig
 
 
 def main(argv: list[str]) -> int:
@@ -44,6 +49,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     rollout = commands.add_parser("rollout", help="play groups of episodes and keep their records")
     _configured(rollout)
     rollout.add_argument("--run-dir", type=Path, help="where records go; an interrupted run there continues")
+    rollout.add_argument(
+        "--val", action="store_true", help="play the groups of es_manager.val, not of es_manager.train"
+    )
     rollout.set_defaults(run=_rollout)
 
     compare = commands.add_parser("compare", help="sequential and parallel side by side; exit code 1 if they disagree")
@@ -76,16 +84,27 @@ def _configured(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as in agent_proxy.max_turn=3")
 
 
+def _loaded(options: argparse.Namespace) -> AgentsConfig:
+    """The configuration; what it says to a trainer is listed, once."""
+    from headrace.agents.config import load
+    from headrace.agents.ragen import shown
+
+    is_val = getattr(options, "val", False)
+    config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules, is_val)
+    if config.ignored:
+        say(f"--config-name {options.config_name}: {shown(config.ignored)}")
+    return config
+
+
 def _rollout(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of, rollouts_of
     from headrace.agents.codec import describe
-    from headrace.agents.config import load
     from headrace.agents.exports.parquet import write_parquet
     from headrace.agents.metrics import summary
     from headrace.agents.records import COMPLETED, fingerprint
     from headrace.views.agents import RolloutView
 
-    config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules)
+    config = _loaded(options)
     folder = options.run_dir or Path("runs") / f"agents__{config.seed}__{int(wall_time())}"
     _require_folder(folder, "--run-dir")
     try:
@@ -97,6 +116,8 @@ def _rollout(options: argparse.Namespace) -> int:
     logger = logging.getLogger("headrace")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    if config.ignored:
+        logger.info("keys that concern a trainer and do nothing here: %s", ", ".join(config.ignored))
     try:
         with RolloutView(config.env_groups, config.group_size) as view:
             engine = engine_of(config, view.teaching)
@@ -137,9 +158,8 @@ def _require_folder(folder: Path, option: str) -> None:
 def _compare(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of
     from headrace.agents.compare import compare, text_table, write_plot
-    from headrace.agents.config import load
 
-    config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules)
+    config = _loaded(options)
     for option, path in (("--plot", options.plot), ("--json", options.json)):
         if path is not None:  # now, not after minutes of playing
             _require_folder(path.parent, option)
@@ -169,10 +189,9 @@ def _require_writable(path: Path, option: str) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of
-    from headrace.agents.config import load
     from headrace.agents.serve import Faults, application, require_safe
 
-    config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules)
+    config = _loaded(options)
     require_safe(options.host, options.token)
     if not 0 < options.port < 65536:
         raise UsageError(f"--port: expected 1 to 65535, got {options.port}")
