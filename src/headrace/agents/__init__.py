@@ -30,6 +30,7 @@ _NAMES = {
     "environments.bandit": ("Bandit",),
     "environments.countdown": ("Countdown",),
     "environments.frozen_lake": ("FrozenLake",),
+    "environments.lookup": ("Lookup",),
     "environments.sokoban": ("Sokoban",),
     "exports.parquet": ("read_parquet", "write_parquet"),
     "exports.trl": ("episode_reward", "trl_dataset", "trl_rollout_func"),

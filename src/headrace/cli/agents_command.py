@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import os
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +55,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
 
     compare = commands.add_parser("compare", help="sequential and parallel side by side; exit code 1 if they disagree")
     _configured(compare)
+    compare.add_argument("--cheap-only", action="store_true", help="add no environment that waits for a tool")
     compare.add_argument("--plot", type=Path, default=Path("agents-compare.png"), help="where the picture goes")
     compare.add_argument("--json", type=Path, help="the numbers, as JSON")
     compare.set_defaults(run=_compare)
@@ -157,26 +157,19 @@ def _require_folder(folder: Path, option: str) -> None:
 
 def _compare(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of
-    from headrace.agents.compare import compare, text_table, write_plot
+    from headrace.agents.compare import compare
+    from headrace.views.comparison import numbers, text_table, write_plot
 
     config = _loaded(options)
     for option, path in (("--plot", options.plot), ("--json", options.json)):
         if path is not None:  # now, not after minutes of playing
             _require_folder(path.parent, option)
             _require_writable(path, option)
-    compared = compare(config, lambda: engine_of(config), lambda name: print(f"running: {name}", file=sys.stderr))
+    compared = compare(config, lambda: engine_of(config), lambda name: say(f"running: {name}"), options.cheap_only)
     print(text_table(compared))
     print(f"\npicture: {write_plot(compared, options.plot)}")
     if options.json:
-        numbers = {
-            "agree": compared.agree,
-            "speed_up": compared.speed_up,
-            "checks": compared.checks,
-            "sequential_s": compared.sequential.seconds,
-            "parallel_s": compared.parallel.seconds,
-            "metrics": {"sequential": compared.sequential.metrics, "parallel": compared.parallel.metrics},
-        }
-        options.json.write_text(json.dumps(numbers, indent=2))
+        options.json.write_text(json.dumps(numbers(compared), indent=2))
     return 0 if compared.agree else 1
 
 
