@@ -15,9 +15,12 @@ from headrace.cli.printing import say
 from headrace.clock import wall_time
 from headrace.errors import HeadraceError, UsageError
 from headrace.files import require_no_links
+from headrace.plain_text import printable
 
 if TYPE_CHECKING:
+    from headrace.agents.codec import Codec
     from headrace.agents.config import AgentsConfig
+    from headrace.agents.records import Group
 
 
 def main(argv: list[str]) -> int:
@@ -73,6 +76,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     show = commands.add_parser("show", help="print a recorded conversation, or list a file's episodes")
     show.add_argument("file", type=Path, help="records.parquet, groups.jsonl or a run directory")
     show.add_argument("episode", nargs="?", help="group-member, as in 3-0")
+    show.add_argument("--html", type=Path, metavar="FILE", help="write a page to look through them, in one file")
     show.set_defaults(run=_show)
     return parser, commands.choices
 
@@ -176,6 +180,8 @@ def _compare(options: argparse.Namespace) -> int:
 def _require_writable(path: Path, option: str) -> None:
     if path.is_dir():
         raise UsageError(f"{option} {path}: expected a file, got a directory")
+    if option == "--html" and path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{option} {path}: expected a name that ends in .html")
     if option == "--plot" and path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageError(f"{option} {path}: expected a name that ends in .png, .svg or .pdf")
 
@@ -209,18 +215,24 @@ def _show(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from headrace.agents.show import codec_of, conversation, find_episode, listing, read_records
+    from headrace.agents.show import codec_of, conversation, find_episode, group_of, listing, read_records
 
+    if options.html is not None:
+        _require_folder(options.html.parent, "--html")
+        _require_writable(options.html, "--html")
+    text: Text | str
+    console = Console()
     try:
         groups = read_records(options.file)
-        console = Console()
-        has_colour = console.is_terminal and "NO_COLOR" not in os.environ
-        text: Text | str
-        if options.episode is None:
+        if options.html is not None:
+            kept = groups if options.episode is None else [group_of(groups, options.episode)]
+            text = _traced(kept, codec_of(options.file), options)
+        elif options.episode is None:
             text = listing(groups)
         else:
+            has_colour = console.is_terminal and "NO_COLOR" not in os.environ
             text = conversation(find_episode(groups, options.episode), codec_of(options.file), has_colour)
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
         raise UsageError(
             f"{options.file}: expected the records of a rollout: {type(error).__name__}: {error}"
         ) from error
@@ -229,3 +241,14 @@ def _show(options: argparse.Namespace) -> int:
     else:
         console.print(text, soft_wrap=True)
     return 0
+
+
+def _traced(groups: list[Group], codec: Codec | None, options: argparse.Namespace) -> str:
+    """Write the page; returns what there is to say."""
+    from headrace.views.trace import write_trace
+
+    total = sum(len(group.episodes) for group in groups)
+    title = options.file.resolve().name if options.file.is_dir() else options.file.resolve().parent.name
+    shown = write_trace(groups, codec, title, options.html)
+    part = f" of {total:,}; name an episode to see its group" if shown < total else ""
+    return printable(f"{options.html}: {shown:,} episodes{part}. Open it in a browser", is_one_line=True)
