@@ -249,6 +249,9 @@ def _traced(groups: list[Group], codec: Codec | None, options: argparse.Namespac
 
     total = sum(len(group.episodes) for group in groups)
     title = options.file.resolve().name if options.file.is_dir() else options.file.resolve().parent.name
-    shown = write_trace(groups, codec, title, options.html)
+    try:
+        shown = write_trace(groups, codec, title, options.html)
+    except OSError as error:
+        raise UsageError(f"--html {options.html}: can't be written: {error.strerror}; choose another place") from error
     part = f" of {total:,}; name an episode to see its group" if shown < total else ""
     return printable(f"{options.html}: {shown:,} episodes{part}. Open it in a browser", is_one_line=True)

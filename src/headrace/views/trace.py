@@ -27,6 +27,7 @@ import numpy as np
 from headrace.agents.codec import ByteCodec, Codec
 from headrace.agents.pieces import pieces
 from headrace.agents.records import FAILED, LATE, Episode, Group, TokenRow
+from headrace.files import require_no_links
 from headrace.plain_text import encodable, printable
 
 MOST_EPISODES = 5_000  # of a page: a browser still scrolls it
@@ -43,6 +44,7 @@ def write_trace(groups: Sequence[Group], codec: Codec | None, title: str, path: 
         shown += len(group.episodes)
     total = sum(len(group.episodes) for group in groups)
     unfinished = path.with_name(f".{path.name}.unfinished")
+    require_no_links(path.parent, [unfinished.name])  # a folder from elsewhere could lead the page to another file
     unfinished.write_text(render(kept, codec or ByteCodec(), title, total), encoding="utf-8")
     os.replace(unfinished, path)
     return shown

@@ -140,6 +140,21 @@ def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 
 
+def test_a_planted_link_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run directory from elsewhere: the page goes into it, and nowhere else."""
+    from headrace.agents.exports.parquet import write_parquet
+
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_parquet([group(episode())], folder / "records.parquet", CODEC)
+    (folder / ".a.html.unfinished").symlink_to(victim)
+    assert main(["agents", "show", str(folder), "--html", str(folder / "a.html")]) == 2
+    assert "--html" in capsys.readouterr().err
+    assert victim.read_text() == "mine"
+
+
 TEXTS = ["plain words, and some more of them", "Grüße · 你好 · 🦉 end", "", "\ufffd\ufffd", "x" * 300]
 
 
