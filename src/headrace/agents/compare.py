@@ -1,9 +1,12 @@
-"""Sequential and parallel side by side: speed, equal records, what failures do, and the metrics. A table and a plot.
+"""Ways to play side by side: speed, equal records, what failures do, and the metrics.
 
-    the same groups, sequentially and in parallel -> seconds, fingerprints, metrics
-    the same groups once more with injected failures -> every group accounted for, equally in both
+    the configured environments and one that waits ──> sequential · what auto chose       (the row that counts)
+    the cheap ones alone ──> sequential · what auto chose · threads, where auto would not take them
+    all of them with injected failures ──> every group accounted for, equally in both
 
-`agree` is false if any record, metric or failure differs: the command then ends with exit code 1.
+Workers pay where environments wait. The shipped ones but Lookup take microseconds: a comparison over them alone would
+show what workers cost and not what they are for. `agree` is false if any record, metric or failure differs: the command
+then ends with exit code 1. How a comparison is shown is views/comparison.py's matter.
 """
 
 from __future__ import annotations
@@ -12,31 +15,40 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from headrace.agents import ways
 from headrace.agents.build import rollouts_of
 from headrace.agents.config import AgentsConfig
 from headrace.agents.engines.protocol import Engine
+from headrace.agents.environments.lookup import Lookup
+from headrace.agents.environments.registry import SHIPPED, spec_of
 from headrace.agents.environments.text_env import Step, TextEnv, TextEnvSpec
 from headrace.agents.metrics import summary
 from headrace.agents.playing import Statistics
 from headrace.agents.records import FAILED, Group, fingerprint
+from headrace.agents.ways import BACKENDS, Way
 from headrace.clock import now_s
 
 FAULTY_SHARE = 0.25  # of reset seeds
+WAITING = "Lookup"
+SEQUENTIAL, AUTO, THREADS = "sequential", "auto", "threading"
 
 
 @dataclass(frozen=True)
 class Side:
-    """One way to run, with what came of it."""
+    """One way to play, with what came of it."""
 
-    name: str
-    how: str
+    asked: str  # a backend, or auto
+    way: Way
     seconds: float
     groups: tuple[Group, ...]
     statistics: Statistics
+
+    @property
+    def how(self) -> str:
+        """What was played, and who chose it."""
+        workers = f", n_jobs={self.way.n_jobs}" if self.way.backend in BACKENDS else ""
+        return f"{'auto: ' if self.asked == AUTO else ''}{self.way.backend}{workers}"
 
     @property
     def fingerprint(self) -> str:
@@ -59,39 +71,73 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two ways, calm and with injected failures."""
+class Table:
+    """The same groups, played in several ways; the first is sequential."""
 
+    name: str
     expected: int  # groups
-    advice: str  # what auto would do, where it may choose
-    sequential: Side
-    parallel: Side
-    faulty_sequential: Side
-    faulty_parallel: Side
+    sides: tuple[Side, ...]
+
+    def speed_up(self, side: Side) -> float:
+        """Against the sequential one."""
+        return self.sides[0].seconds / side.seconds if side.seconds else 0.0
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every group came back, in every way."""
+        return all(len(side.groups) == self.expected for side in self.sides)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether all ways have the same records."""
+        return len({side.fingerprint for side in self.sides}) == 1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The environments that count, the cheap ones alone (None: there is no difference), and all with failures."""
+
+    counting: Table
+    cheap: Table | None
+    faulty: Table
+    added: str = ""  # the tag that was put beside the configured ones
+
+    @property
+    def sequential(self) -> Side:
+        """One environment after the other."""
+        return self.counting.sides[0]
+
+    @property
+    def chosen(self) -> Side:
+        """What auto chose, or the backend that was asked for."""
+        return self.counting.sides[1]
+
+    @property
+    def speed_up(self) -> float:
+        """Of the row that counts."""
+        return self.counting.speed_up(self.chosen)
 
     @property
     def checks(self) -> dict[str, bool]:
         """What has to hold, by name."""
-        one, other, bad, bad_other = self.sequential, self.parallel, self.faulty_sequential, self.faulty_parallel
+        calm = [self.counting, *([self.cheap] if self.cheap else [])]
+        bad = self.faulty.sides
         return {
-            "every group returned": len(one.groups) == len(other.groups) == self.expected,
-            "identical records": one.fingerprint == other.fingerprint,
-            "equal metrics, pass@k included": one.metrics == other.metrics,
-            "failures: every group accounted for": len(bad.groups) == len(bad_other.groups) == self.expected,
-            "failures: identical records and reasons": bad.fingerprint == bad_other.fingerprint
-            and bad.failures == bad_other.failures,
-            "failures: some were injected": bool(bad.failures),
+            "every group returned": all(table.has_all for table in calm),
+            "identical records": all(table.is_one for table in calm),
+            "equal metrics, pass@k included": all(
+                side.metrics == table.sides[0].metrics for table in calm for side in table.sides
+            ),
+            "failures: every group accounted for": self.faulty.has_all,
+            "failures: identical records and reasons": self.faulty.is_one
+            and all(side.failures == bad[0].failures for side in bad),
+            "failures: some were injected": bool(bad[0].failures),
         }
 
     @property
     def agree(self) -> bool:
         """Whether all of it holds."""
         return all(self.checks.values())
-
-    @property
-    def speed_up(self) -> float:
-        """How much faster parallel was."""
-        return self.sequential.seconds / self.parallel.seconds if self.parallel.seconds else 0.0
 
 
 class FaultyEnv:
@@ -130,31 +176,57 @@ def _faulty(factory: Callable[..., TextEnv], **options: Any) -> TextEnv:
 
 
 def compare(
-    config: AgentsConfig, engine: Callable[[], Engine], on_side: Callable[[str], None] = lambda name: None
+    config: AgentsConfig,
+    engine: Callable[[], Engine],
+    on_side: Callable[[str], None] = lambda name: None,
+    cheap_only: bool = False,
 ) -> Comparison:
-    """Run all four."""
-    bad = replace(config, envs=tuple(faulty(spec) for spec in config.envs))
-    is_auto = config.backend in ("auto", "sequential")
-    parallel = "threading" if is_auto else config.backend  # the parallel way, whatever auto would do
-    sides = []
-    for name, which, backend in (
-        ("sequential", config, "sequential"),
-        ("parallel", config, parallel),
-        ("sequential, failures", bad, "sequential"),
-        ("parallel, failures", bad, parallel),
-    ):
-        on_side(name)
-        sides.append(_side(name, which, engine, backend))
-    return Comparison(config.env_groups, _advice(config) if is_auto else "", *sides)
+    """Play all of it; `cheap_only` adds no environment that waits."""
+    asked = AUTO if config.backend in (AUTO, SEQUENTIAL) else config.backend
+    cheap = _cheap(config)
+    added = WAITING if cheap is not None and len(cheap.envs) == len(config.envs) and not cheap_only else ""
+    counting = _with_waiting(config) if added else config
+
+    def side(backend: str, which: AgentsConfig, about: str) -> Side:
+        on_side(f"{about}, {backend}")
+        return _side(backend, which, engine)
+
+    def table(name: str, which: AgentsConfig) -> Table:
+        sides = [side(SEQUENTIAL, which, name), side(asked, which, name)]
+        if sides[1].way.backend not in BACKENDS:  # so that workers are compared, whatever auto thinks of them
+            sides.append(side(THREADS, which, name))
+        return Table(name, which.env_groups, tuple(sides))
+
+    everything = table("all environments", counting)
+    alone = table("cheap ones only", cheap) if cheap is not None and len(cheap.envs) < len(counting.envs) else None
+    bad = replace(counting, envs=tuple(faulty(spec) for spec in counting.envs))
+    parallel = everything.sides[-1].way.backend
+    broken = tuple(side(backend, bad, "with failures") for backend in (SEQUENTIAL, parallel))
+    return Comparison(everything, alone, Table("with failures", bad.env_groups, broken), added)
 
 
-def _advice(config: AgentsConfig) -> str:
-    times = [ways.measure(spec, config.limits.env_s) for spec in config.envs]
-    way = ways.choose(times, config.n_jobs, config.env_groups, config.engine.kind == "tiny")
-    return f"left to auto: {way.reason}"
+def _cheap(config: AgentsConfig) -> AgentsConfig | None:
+    """The shipped environments that do not wait, alone; None if there is none."""
+    known = [factory for factory in SHIPPED.values() if factory is not Lookup]
+    kept = [at for at, spec in enumerate(config.envs) if _inside(spec.factory) in known and config.n_groups[at]]
+    counts = tuple(config.n_groups[at] for at in kept)
+    envs = tuple(config.envs[at] for at in kept)
+    return replace(config, envs=envs, n_groups=counts, env_groups=sum(counts)) if kept else None
 
 
-def _side(name: str, config: AgentsConfig, engine: Callable[[], Engine], backend: str) -> Side:
+def _inside(factory: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(factory, partial):
+        factory = factory.args[0] if factory.args and callable(factory.args[0]) else factory.func
+    return factory
+
+
+def _with_waiting(config: AgentsConfig) -> AgentsConfig:
+    count = max(config.n_groups)
+    envs, counts = (*config.envs, spec_of(WAITING)), (*config.n_groups, count)
+    return replace(config, envs=envs, n_groups=counts, env_groups=config.env_groups + count)
+
+
+def _side(backend: str, config: AgentsConfig, engine: Callable[[], Engine]) -> Side:
     maker = engine()
     try:
         with rollouts_of(config, maker, backend=backend) as rollouts:
@@ -162,74 +234,6 @@ def _side(name: str, config: AgentsConfig, engine: Callable[[], Engine], backend
             groups = rollouts.run(config.env_groups)
             seconds = now_s() - started
             assert rollouts.choice is not None
-            how = f"{rollouts.choice.backend}, n_jobs={rollouts.choice.n_jobs}"
-            return Side(name, how, seconds, tuple(groups), rollouts.statistics)
+            return Side(backend, rollouts.choice, seconds, tuple(groups), rollouts.statistics)
     finally:
         maker.close()
-
-
-def text_table(comparison: Comparison) -> str:
-    """For the terminal."""
-    one, other = comparison.sequential, comparison.parallel
-    rows: list[tuple[str, ...]] = [
-        ("", "sequential", "parallel"),
-        ("seconds", f"{one.seconds:.2f}", f"{other.seconds:.2f}"),
-        ("episodes/s", *(f"{side.statistics.episodes / side.seconds:.1f}" for side in (one, other))),
-        ("turns/s", *(f"{side.statistics.turns / side.seconds:.1f}" for side in (one, other))),
-        ("engine batch", *(f"{side.statistics.engine.batch_mean:.1f}" for side in (one, other))),
-        ("groups", f"{len(one.groups)}", f"{len(other.groups)}"),
-        ("records", one.fingerprint[:12], other.fingerprint[:12]),
-    ]
-    names = [name for name in sorted({*one.metrics, *other.metrics}) if _is_shown(name)]
-    rows += [(name, *(f"{side.metrics.get(name, float('nan')):.3f}" for side in (one, other))) for name in names]
-    bad = (comparison.faulty_sequential, comparison.faulty_parallel)
-    rows.append(("with failures: groups failed", *(f"{len(side.failures)} of {len(side.groups)}" for side in bad)))
-    rows.append(("with failures: records", *(side.fingerprint[:12] for side in bad)))
-    width = max(len(row[0]) for row in rows) + 2
-    lines = [f"{name:<{width}}{left:>14}{right:>14}" for name, left, right in rows]
-    lines += ["", f"parallel is {comparison.speed_up:.2f}x sequential ({other.how})"]
-    lines += [*([comparison.advice] if comparison.advice else []), ""]
-    lines += [f"{'ok  ' if holds else 'FAIL'}  {name}" for name, holds in comparison.checks.items()]
-    return "\n".join(lines)
-
-
-def _is_shown(name: str) -> bool:
-    return name.rpartition("/")[2] in ("success", "reward", "groups_failed") or "pass@" in name
-
-
-def write_plot(comparison: Comparison, path: Path) -> Path:
-    """Speed and metrics of both, as bars."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    one, other = comparison.sequential, comparison.parallel
-    names = [name for name in sorted(one.metrics) if name.endswith("/success") or "/pass@" in name]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 0.28 * max(8, len(names)) + 1.8), width_ratios=(1, 2))
-    speeds = [side.statistics.episodes / side.seconds for side in (one, other)]
-    bars = left.bar(["sequential", "parallel"], speeds, color=["#7a8793", "#2a7f9e"], width=0.6)
-    left.bar_label(bars, [f"{speed:.1f}" for speed in speeds], padding=2)
-    left.set_title(f"episodes/s: {comparison.speed_up:.2f}x", loc="left")
-    left.spines[["top", "right"]].set_visible(False)
-    left.margins(y=0.12)
-    places = range(len(names))
-    right.barh(
-        [at + 0.2 for at in places], [one.metrics[name] for name in names], 0.38, color="#7a8793", label="sequential"
-    )
-    right.barh(
-        [at - 0.2 for at in places],
-        [other.metrics.get(name, 0.0) for name in names],
-        0.38,
-        color="#2a7f9e",
-        label="parallel",
-    )
-    right.set_yticks(list(places), names)
-    right.set_xlim(0, 1)
-    right.set_title("identical records" if comparison.agree else "RECORDS DIFFER", loc="left")
-    right.spines[["top", "right"]].set_visible(False)
-    right.legend(loc="lower right", frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path

@@ -2,32 +2,32 @@
 
     base.yaml <- (defaults:) base-parallel.yaml <- key=value ... -> AgentsConfig
 
-Only what is listed in `_KNOWN` exists; a misspelt key gets the nearest one as a suggestion.
+Only what is listed in `_KNOWN` exists, and what ragen.py knows of RAGEN's trainer; a misspelt key gets the nearest one
+as a suggestion.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.resources import files
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.agents import ragen
+from headrace.agents.config_files import sections
 from headrace.agents.consent import require_own_words
 from headrace.agents.engines.batching import Batching
 from headrace.agents.engines.openai import Server
 from headrace.agents.engines.scripted import Latency
+from headrace.agents.environments.instructed import instructed
 from headrace.agents.environments.registry import spec_of
 from headrace.agents.environments.text_env import TextEnvSpec
 from headrace.agents.limits import Limits
 from headrace.agents.plan import Rules, shares
 from headrace.agents.ways import WAYS
 from headrace.errors import UsageError, whole
-from headrace.files import read_named, require_bounded
 
-_MAX_BYTES, _MAX_VALUES = 1 << 20, 100_000  # of a file; what an alias stands for counts each time
 ENGINES = ("scripted", "tiny", "openai")
 
 
@@ -60,6 +60,7 @@ class AgentsConfig:
     limits: Limits
     engine: EngineConfig
     pooled: bool
+    ignored: tuple[str, ...] = ()  # keys of a trainer, which do nothing here
 
 
 # Every key there is, with what it means by default.
@@ -116,7 +117,10 @@ _WHOLE = {
     "engine.attempts": 1,
 }
 _OPEN = "custom_envs"  # tag -> env_type, env_config, max_actions_per_traj and other limits: the user's own names
-_CUSTOM = ("env_type", "env_config", "max_actions_per_traj", "max_turn", "max_actions_per_turn", "max_tokens")
+_CUSTOM = (
+    "env_type", "env_config", "env_instruction", "max_actions_per_traj", "max_turn", "max_actions_per_turn",
+    "max_tokens",
+)  # fmt: skip
 
 
 def load(
@@ -125,82 +129,50 @@ def load(
     folder: Path | None = None,
     trust: bool = False,
     before_import: Callable[[Iterable[str]], None] = lambda names: None,
+    is_val: bool = False,
 ) -> AgentsConfig:
-    """A named configuration or a file, with overrides.
+    """A named configuration or a file, with overrides; `is_val` takes the groups of es_manager.val.
 
     What a file names to import, call, open or send to needs the same override, or `trust`. `before_import` gets the
     modules that are about to be imported.
     """
-    values, typed = dict(_KNOWN), dict(_KNOWN)
-    custom: dict[str, Any] = {}
-    typed_custom: dict[str, Any] = {}
-    for source in _chain(name, folder):
-        _merge(values, custom, source, name)
+    given, typed = _Given(), _Given()
+    for source in sections(name, folder, ragen.TRAINER_FILES):
+        for key, value in _flat(source):
+            given.set(key, value, name)
     for override in overrides:
-        _override(values, custom, override)
-        _override(typed, typed_custom, override)
+        key, value = _parsed(override)
+        given.set(key, value, override)
+        typed.set(key, value, override)
+    ignored = ragen.settle(given.values, given.theirs, is_val)
     if not trust:
-        require_own_words(f"--config-name {name}", values, custom, typed, typed_custom)
-    before_import(str(entry.get("env_type")) for entry in custom.values())
-    return _config(values, custom)
+        require_own_words(f"--config-name {name}", given.values, given.custom, typed.values, typed.custom)
+    ignored += ragen.settle_environments(given.custom, given.theirs)
+    before_import(str(entry.get("env_type")) for entry in given.custom.values())
+    return replace(_config(given.values, given.custom), ignored=tuple(ignored))
 
 
-def names(folder: Path | None = None) -> list[str]:
-    """Configurations that are there."""
-    shipped = [one.name for one in files("headrace.agents").joinpath("configs").iterdir()]
-    own = [path.name for path in folder.glob("*.yaml")] if folder is not None and folder.is_dir() else []
-    return sorted({one.removesuffix(".yaml") for one in [*shipped, *own] if one.endswith(".yaml")})
+class _Given:
+    """What files and overrides say, one after the other."""
 
+    def __init__(self) -> None:
+        self.values = dict(_KNOWN)
+        self.custom: dict[str, Any] = {}
+        self.theirs: dict[str, Any] = {}  # of RAGEN's trainer
 
-def _chain(name: str, folder: Path | None, above: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """The file and, before it, those it builds on."""
-    if name in above:
-        raise UsageError(f"{name}: its defaults lead back to it: {' -> '.join((*above, name))}")
-    section = _read(name, folder)
-    below = section.pop("defaults", None) or []
-    below = [below] if isinstance(below, str) else below
-    if not isinstance(below, list) or not all(isinstance(one, str) for one in below):
-        raise UsageError(f"{name}: defaults: expected the name of a configuration, or several, got {below!r}")
-    parents = [one for one in below if one != "_self_"]
-    for parent in parents:
-        if not re.fullmatch(r"[\w-]+", parent):  # a path would read a file that the user did not name
-            raise UsageError(f"{name}: defaults: expected names such as base, got {parent[:80]!r}")
-    return [one for parent in parents for one in _chain(parent, folder, (*above, name))] + [section]
-
-
-def _read(name: str, folder: Path | None) -> dict[str, Any]:
-    import yaml
-
-    candidates = [Path(name)] if name.endswith((".yaml", ".yml")) else []
-    if folder is not None:
-        candidates.append(folder / f"{name}.yaml")
-    path = next((one for one in candidates if one.is_file()), None)
-    try:
-        if path is not None:
-            text = read_named(path, _MAX_BYTES).decode()
-        else:
-            text = files("headrace.agents").joinpath("configs", f"{name}.yaml").read_text()
-        section = yaml.safe_load(text) or {}
-        require_bounded(section, _MAX_VALUES)
-    except OSError as error:
-        close = difflib.get_close_matches(name, names(folder), n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names(folder))}"
-        raise UsageError(f"--config-name {name}: no such configuration: {hint}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path or name}: not YAML: {error}") from error
-    if not isinstance(section, dict):
-        raise UsageError(f"{path or name}: expected keys and values, got {type(section).__name__}")
-    return section
-
-
-def _merge(values: dict[str, Any], custom: dict[str, Any], section: Mapping[str, Any], where: str) -> None:
-    for key, value in _flat(section):
+    def set(self, key: str, value: Any, where: str) -> None:
+        """The later one counts."""
         if key == _OPEN or key.startswith(f"{_OPEN}."):
-            _merge_custom(custom, key, value, where)
-        elif key in values:
-            values[key] = value
+            _merge_custom(self.custom, key, value, where)
+        elif key in self.values:
+            self.values[key] = value
+        elif ragen.is_theirs(key):
+            self.theirs[key] = value
+            if key in ragen.USED:
+                self.values[ragen.USED[key]] = value
         else:
-            raise UsageError(f"{where}: unknown key {key!r}: {_suggestion(key)}")
+            said = "" if where.startswith(key) else f"{where}: "
+            raise UsageError(f"{said}unknown key {key!r}: {_suggestion(key)}")
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -240,30 +212,33 @@ def _merge_custom(custom: dict[str, Any], key: str, value: Any, where: str) -> N
         before |= dict(section) | ({"env_config": options} if options else {})
 
 
-def _override(values: dict[str, Any], custom: dict[str, Any], text: str) -> None:
+def _parsed(text: str) -> tuple[str, Any]:
     import yaml
 
     key, separator, value = text.partition("=")
     if not separator:
         raise UsageError(f"{text!r}: expected key=value, as in agent_proxy.max_turn=3")
     try:
-        parsed = yaml.safe_load(value) if value else ""
+        return key.lstrip("+"), yaml.safe_load(value) if value else ""  # + is Hydra's sign of a key that is new
     except yaml.YAMLError as error:
         raise UsageError(f"{text!r}: the value can't be read: {error}") from error
-    nested: Any = parsed
-    if key.startswith(f"{_OPEN}."):
-        _merge_custom(custom, key, nested, text)
-    elif key in values:
-        values[key] = parsed
-    else:
-        raise UsageError(f"unknown key {key!r}: {_suggestion(key)}")
 
 
 def _suggestion(key: str) -> str:
     leaf = key.rpartition(".")[2]
     same_leaf = [known for known in _KNOWN if known.rpartition(".")[2] == leaf]
-    close = same_leaf or difflib.get_close_matches(key, [*_KNOWN, _OPEN], n=1, cutoff=0.5)
+    ours = difflib.get_close_matches(key, [*_KNOWN, _OPEN], n=1, cutoff=0.5)
+    theirs = [] if ours else difflib.get_close_matches(key, ragen.suggestions(), n=1, cutoff=0.5)
+    section = [] if ours else difflib.get_close_matches(key.partition(".")[0], ragen.TRAINER, n=1, cutoff=0.8)
+    close = same_leaf or ours or section or theirs
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(_KNOWN)}, {_OPEN}"
+
+
+def _spec(tag: str, entry: Mapping[str, Any] | None) -> TextEnvSpec:
+    settings = dict(entry or {})
+    words = settings.pop("env_instruction", None)
+    spec = spec_of(tag, settings)
+    return instructed(spec, str(words)) if words else spec
 
 
 def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
@@ -323,7 +298,7 @@ def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
         values["agent_proxy.parallel_n_jobs"],
         env_groups,
         values["es_manager.train.group_size"],
-        tuple(spec_of(tag, custom.get(tag)) for tag in tags),
+        tuple(_spec(tag, custom.get(tag)) for tag in tags),
         shares(env_groups, tags, counts),
         rules,
         Limits(

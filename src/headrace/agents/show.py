@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.agents.codec import ByteCodec, Codec, described
 from headrace.agents.exports.parquet import read_codec, read_parquet
 from headrace.agents.group_log import read_groups
+from headrace.agents.pieces import pieces
 from headrace.agents.records import Episode, Group
 from headrace.errors import UsageError
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular, require_no_links
@@ -40,10 +41,11 @@ def read_records(path: Path) -> list[Group]:
 
 def codec_of(path: Path) -> Codec | None:
     """The codec that lies with some records, if one does."""
-    folder = path if path.is_dir() else path.parent
+    file = (path if path.is_dir() else path.parent) / "codec.json"
+    if path.is_dir() and not file.exists():
+        path = path / "records.parquet"
     if path.suffix == ".parquet":
-        return read_codec(path)
-    file = folder / "codec.json"
+        return read_codec(path) if path.exists() else None
     return described(parse_object(read_regular(file, MAX_JSON_BYTES))) if file.exists() else None
 
 
@@ -59,6 +61,12 @@ def listing(groups: Sequence[Group]) -> str:
             line = f"{who}{len(one.turns):>6}{sampled:>8}{one.reward:>9.2f}  {note}"
             lines.append(printable(line, is_one_line=True))
     return "\n".join(lines)
+
+
+def group_of(groups: Sequence[Group], name: str) -> Group:
+    """The group of an episode."""
+    one = find_episode(groups, name)
+    return next(group for group in groups if any(other is one for other in group.episodes))
 
 
 def find_episode(groups: Sequence[Group], name: str) -> Episode:
@@ -107,11 +115,6 @@ def _append_tokens(text: Text, one: Episode, index: int, codec: Codec, has_colou
     if not has_colour:
         text.append(f"⟦{printable(codec.decode(ids))}⟧")
         return
-    shown = ""
-    for count in range(1, len(ids) + 1):
-        whole = codec.decode(ids[:count])
-        if whole.endswith("\N{REPLACEMENT CHARACTER}") and count < len(ids):
-            continue  # in the middle of a character
-        style = "bold green" if log_probs[count - 1] > -0.7 else "green" if log_probs[count - 1] > -2.3 else "yellow"
-        text.append(printable(whole[len(shown) :]), style)
-        shown = whole
+    for piece, log_prob in zip(pieces(codec, ids), log_probs, strict=True):
+        style = "bold green" if log_prob > -0.7 else "green" if log_prob > -2.3 else "yellow"
+        text.append(printable(piece), style)

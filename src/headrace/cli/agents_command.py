@@ -6,19 +6,26 @@ import argparse
 import json
 import logging
 import os
-import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.cli.own_modules import find_modules
+from headrace.cli.printing import say
 from headrace.clock import wall_time
 from headrace.errors import HeadraceError, UsageError
 from headrace.files import require_no_links
+from headrace.plain_text import printable
+
+if TYPE_CHECKING:
+    from headrace.agents.codec import Codec
+    from headrace.agents.config import AgentsConfig
+    from headrace.agents.records import Group
 
 
 def main(argv: list[str]) -> int:
     """Run one of its commands; returns the exit code."""
-    options = _parser().parse_args(argv)
+    options = _parsed(argv)
     try:
         import joblib  # noqa: F401
     except ImportError as error:
@@ -27,7 +34,15 @@ def main(argv: list[str]) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    """Overrides may stand on both sides of an option: a command reads its own words, which a subparser would not."""
+    parser, commands = _parsers()
+    if not argv or argv[0] not in commands:
+        return parser.parse_args(argv)  # help, or an error that lists the commands
+    return commands[argv[0]].parse_intermixed_args(argv[1:])
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     parser = argparse.ArgumentParser(
         "headrace agents", description="Multi-turn rollouts of LLM agents over one engine."
     )
@@ -36,10 +51,14 @@ def _parser() -> argparse.ArgumentParser:
     rollout = commands.add_parser("rollout", help="play groups of episodes and keep their records")
     _configured(rollout)
     rollout.add_argument("--run-dir", type=Path, help="where records go; an interrupted run there continues")
+    rollout.add_argument(
+        "--val", action="store_true", help="play the groups of es_manager.val, not of es_manager.train"
+    )
     rollout.set_defaults(run=_rollout)
 
     compare = commands.add_parser("compare", help="sequential and parallel side by side; exit code 1 if they disagree")
     _configured(compare)
+    compare.add_argument("--cheap-only", action="store_true", help="add no environment that waits for a tool")
     compare.add_argument("--plot", type=Path, default=Path("agents-compare.png"), help="where the picture goes")
     compare.add_argument("--json", type=Path, help="the numbers, as JSON")
     compare.set_defaults(run=_compare)
@@ -57,8 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="print a recorded conversation, or list a file's episodes")
     show.add_argument("file", type=Path, help="records.parquet, groups.jsonl or a run directory")
     show.add_argument("episode", nargs="?", help="group-member, as in 3-0")
+    show.add_argument("--html", type=Path, metavar="FILE", help="write a page to look through them, in one file")
     show.set_defaults(run=_show)
-    return parser
+    return parser, commands.choices
 
 
 def _configured(parser: argparse.ArgumentParser) -> None:
@@ -68,17 +88,28 @@ def _configured(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as in agent_proxy.max_turn=3")
 
 
+def _loaded(options: argparse.Namespace) -> AgentsConfig:
+    """The configuration; what it says to a trainer is listed, once."""
+    from headrace.agents.config import load
+    from headrace.agents.ragen import shown
+
+    is_val = getattr(options, "val", False)
+    config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules, is_val)
+    if config.ignored:
+        say(f"--config-name {options.config_name}: {shown(config.ignored)}")
+    return config
+
+
 def _rollout(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of, rollouts_of
     from headrace.agents.codec import describe
-    from headrace.agents.config import load
     from headrace.agents.exports.parquet import write_parquet
     from headrace.agents.exports.verl import left_out_episodes
     from headrace.agents.metrics import summary
     from headrace.agents.records import COMPLETED, fingerprint
     from headrace.views.agents import RolloutView
 
-    config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules)
+    config = _loaded(options)
     folder = options.run_dir or Path("runs") / f"agents__{config.seed}__{int(wall_time())}"
     _require_folder(folder, "--run-dir")
     try:
@@ -90,6 +121,8 @@ def _rollout(options: argparse.Namespace) -> int:
     logger = logging.getLogger("headrace")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    if config.ignored:
+        logger.info("keys that concern a trainer and do nothing here: %s", ", ".join(config.ignored))
     try:
         with RolloutView(config.env_groups, config.group_size) as view:
             engine = engine_of(config, view.teaching)
@@ -132,43 +165,36 @@ def _require_folder(folder: Path, option: str) -> None:
 
 def _compare(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of
-    from headrace.agents.compare import compare, text_table, write_plot
-    from headrace.agents.config import load
+    from headrace.agents.compare import compare
+    from headrace.views.comparison import numbers, text_table, write_plot
 
-    config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules)
+    config = _loaded(options)
     for option, path in (("--plot", options.plot), ("--json", options.json)):
         if path is not None:  # now, not after minutes of playing
             _require_folder(path.parent, option)
             _require_writable(path, option)
-    compared = compare(config, lambda: engine_of(config), lambda name: print(f"running: {name}", file=sys.stderr))
+    compared = compare(config, lambda: engine_of(config), lambda name: say(f"running: {name}"), options.cheap_only)
     print(text_table(compared))
     print(f"\npicture: {write_plot(compared, options.plot)}")
     if options.json:
-        numbers = {
-            "agree": compared.agree,
-            "speed_up": compared.speed_up,
-            "checks": compared.checks,
-            "sequential_s": compared.sequential.seconds,
-            "parallel_s": compared.parallel.seconds,
-            "metrics": {"sequential": compared.sequential.metrics, "parallel": compared.parallel.metrics},
-        }
-        options.json.write_text(json.dumps(numbers, indent=2))
+        options.json.write_text(json.dumps(numbers(compared), indent=2))
     return 0 if compared.agree else 1
 
 
 def _require_writable(path: Path, option: str) -> None:
     if path.is_dir():
         raise UsageError(f"{option} {path}: expected a file, got a directory")
+    if option == "--html" and path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{option} {path}: expected a name that ends in .html")
     if option == "--plot" and path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageError(f"{option} {path}: expected a name that ends in .png, .svg or .pdf")
 
 
 def _serve(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of
-    from headrace.agents.config import load
     from headrace.agents.serve import Faults, application, require_safe
 
-    config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules)
+    config = _loaded(options)
     require_safe(options.host, options.token)
     if not 0 < options.port < 65536:
         raise UsageError(f"--port: expected 1 to 65535, got {options.port}")
@@ -193,18 +219,24 @@ def _show(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from headrace.agents.show import codec_of, conversation, find_episode, listing, read_records
+    from headrace.agents.show import codec_of, conversation, find_episode, group_of, listing, read_records
 
+    if options.html is not None:
+        _require_folder(options.html.parent, "--html")
+        _require_writable(options.html, "--html")
+    text: Text | str
+    console = Console()
     try:
         groups = read_records(options.file)
-        console = Console()
-        has_colour = console.is_terminal and "NO_COLOR" not in os.environ
-        text: Text | str
-        if options.episode is None:
+        if options.html is not None:
+            kept = groups if options.episode is None else [group_of(groups, options.episode)]
+            text = _traced(kept, codec_of(options.file), options)
+        elif options.episode is None:
             text = listing(groups)
         else:
+            has_colour = console.is_terminal and "NO_COLOR" not in os.environ
             text = conversation(find_episode(groups, options.episode), codec_of(options.file), has_colour)
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
         raise UsageError(
             f"{options.file}: expected the records of a rollout: {type(error).__name__}: {error}"
         ) from error
@@ -213,3 +245,17 @@ def _show(options: argparse.Namespace) -> int:
     else:
         console.print(text, soft_wrap=True)
     return 0
+
+
+def _traced(groups: list[Group], codec: Codec | None, options: argparse.Namespace) -> str:
+    """Write the page; returns what there is to say."""
+    from headrace.views.trace import write_trace
+
+    total = sum(len(group.episodes) for group in groups)
+    title = options.file.resolve().name if options.file.is_dir() else options.file.resolve().parent.name
+    try:
+        shown = write_trace(groups, codec, title, options.html)
+    except OSError as error:
+        raise UsageError(f"--html {options.html}: can't be written: {error.strerror}; choose another place") from error
+    part = f" of {total:,}; name an episode to see its group" if shown < total else ""
+    return printable(f"{options.html}: {shown:,} episodes{part}. Open it in a browser", is_one_line=True)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
+from headrace.plain_text import printable
+
 _PLAIN_S = 10.0
 _LIVE_S = 0.1
 
@@ -82,8 +84,11 @@ class RolloutView:
         print("".join([f"{'':<{width}}", *(f"{name:>16}" for name in names)]))
         for tag in tags:
             cells = (metrics.get(f"{tag}/{name}") for name in names)
+            shown = printable(tag, is_one_line=True)
             print(
-                "".join([f"{tag:<{width}}", *(f"{'-' if cell is None else format(cell, '.3f'):>16}" for cell in cells)])
+                "".join(
+                    [f"{shown:<{width}}", *(f"{'-' if cell is None else format(cell, '.3f'):>16}" for cell in cells)]
+                )
             )
 
     def _show(self, line: str) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.agents.config import load, names
+from headrace.agents.config import load
+from headrace.agents.config_files import names
 from headrace.errors import UsageError
 
 

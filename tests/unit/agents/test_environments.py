@@ -16,10 +16,12 @@ from headrace.agents.environments.adapters import GymnasiumText, RagenStyle, Trl
 from headrace.agents.environments.bandit import Bandit
 from headrace.agents.environments.countdown import Countdown, evaluate
 from headrace.agents.environments.frozen_lake import FrozenLake
+from headrace.agents.environments.lookup import Lookup
 from headrace.agents.environments.registry import SHIPPED, as_specs, spec_of
 from headrace.agents.environments.reuse import is_reusable
 from headrace.agents.environments.sokoban import Sokoban, generate, solve
 from headrace.agents.environments.text_env import TextEnv, checked_observation, checked_step
+from headrace.agents.ways import measure
 from headrace.errors import HeadraceError, UsageError
 from support.agent_envs import Counting, Forgetful, spec
 
@@ -90,6 +92,7 @@ CASES: dict[str, tuple[Any, list[str] | None]] = {
     "frozen_lake_slippery": (lambda: FrozenLake(size=5, is_slippery=True), None),
     "sokoban": (lambda: Sokoban(size=6, boxes=2), None),
     "countdown": (Countdown, None),
+    "lookup": (lambda: Lookup(wait_ms=(0, 0)), None),
     "ragen": (lambda: adapted(RagenToy), None),
     "gymnasium": (lambda: adapted(gym.make, id="Taxi-v4", render_mode="ansi"), None),
     "trl": (lambda: adapted(TrlToy), ["guess(5)", 'guess(digit="x")', "guess(digit=2)", "fly()", "guess(7)"]),
@@ -139,7 +142,7 @@ def test_shipped_environments_may_be_used_again(name: str) -> None:
             {
                 name: next(
                     tag
-                    for tag in ("Bandit", "Sokoban", "FrozenLake", "Countdown")
+                    for tag in ("Bandit", "Sokoban", "FrozenLake", "Countdown", "Lookup")
                     if spec_of(tag).factory is SHIPPED[name]
                 )
             }
@@ -242,3 +245,15 @@ def test_calls(text: str, want: Any) -> None:
 def test_what_is_no_call_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any of them will do
         parsed_call(text)
+
+
+def test_a_lookup_waits_and_computes_nothing() -> None:
+    """What it is for: a call takes 20 to 50 ms of which nearly nothing is computing; its text does not hang on it."""
+    found = measure(spec_of("Lookup"), 60.0)
+    assert found is not None
+    assert found.step_s >= 0.02
+    assert found.computing < 0.2
+    assert transcript(Lookup(), 5) == transcript(Lookup(wait_ms=(0, 0)), 5)
+    for options in ({"depots": 1}, {"wait_ms": (5, 1)}, {"wait_ms": (1,)}):
+        with pytest.raises(UsageError, match="expected"):
+            Lookup(**options)  # type: ignore[arg-type]

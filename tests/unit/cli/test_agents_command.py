@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -42,6 +43,16 @@ def test_a_rollout_leaves_its_records(tmp_path: Path, capsys: pytest.CaptureFixt
     result = json.loads((folder / "result.json").read_text())
     assert result["fingerprint"] == fingerprint(read_parquet(folder / "records.parquet"))
     assert "sequential: asked for" in (folder / "log.txt").read_text()
+
+
+def test_overrides_stand_on_both_sides_of_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert agents("rollout", *SMALL[:2], "--config-name", "base", SMALL[2], "--run-dir", str(folder), SMALL[3]) == 0
+    assert "8 / 8 episodes" in capsys.readouterr().out
+    assert agents("show", "--", str(folder)) == 0
+    with pytest.raises(SystemExit):
+        agents("rollout", "--nonsense", SMALL[0])
+    assert "unrecognized arguments: --nonsense" in capsys.readouterr().err
 
 
 def test_base_and_base_parallel_agree(tmp_path: Path) -> None:
@@ -120,29 +131,72 @@ def test_a_real_models_tokens_are_shown_by_its_own_codec(tmp_path: Path, capsys:
         assert episode.turns[0].answer.splitlines()[0][:8] in told
 
 
-def test_compare_agrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plot, numbers = tmp_path / "a.png", tmp_path / "a.json"
-    command = ("compare", "--config-name", "base-parallel", "--plot", str(plot), "--json", str(numbers))
+def test_compare_shows_what_workers_are_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The row that counts has an environment that waits, and is what auto chose; the cheap ones have rows too."""
+    plot, file = tmp_path / "a.png", tmp_path / "a.json"
+    command = ("compare", "--config-name", "base-parallel", "--plot", str(plot), "--json", str(file))
     groups = ("es_manager.train.env_groups=12", "es_manager.train.env_configs.n_groups=[3,3,3,3]", *SMALL[2:])
     assert agents(*command, *groups) == 0
     out = capsys.readouterr().out
     assert out.count("ok  ") == 6
     assert "FAIL" not in out
     assert "pass@2" in out
+    assert "Lookup was put beside the configured environments" in out
+    (row,) = (line for line in out.splitlines() if " <- " in line)
+    assert "auto: threading, n_jobs=" in row
+    assert "cheap ones only   sequential" in out
     assert plot.stat().st_size > 5000
-    assert json.loads(numbers.read_text())["agree"]
+    numbers = json.loads(file.read_text())
+    assert numbers["agree"]
+    assert numbers["speed_up"] > 1.5, "calls of 20 to 50 ms wait side by side, however busy the machine is"
+    assert numbers["all"][1]["backend"] == "threading"
+    assert numbers["cheap"][0]["backend"] == "sequential"
+    assert "threading" in [row["backend"] for row in numbers["cheap"]], "workers, whatever auto thinks of them"
+    assert "Lookup/success" in numbers["metrics"]["parallel"]
+
+
+def test_compare_of_cheap_environments_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert agents("compare", "--cheap-only", "--plot", str(tmp_path / "a.png"), *SMALL) == 0
+    out = capsys.readouterr().out
+    assert "Lookup" not in out
+    assert "cheap ones only" not in out, "they are all"
+    assert "threading, n_jobs=" in out
+
+
+def test_compare_adds_nothing_to_environments_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = ("custom_envs.Own.env_type=support.agent_envs:Counting", "es_manager.train.env_configs.tags=[Own,Bandit]")
+    counts = ("es_manager.train.env_groups=8", "es_manager.train.env_configs.n_groups=[4,4]", SMALL[2])
+    assert agents("compare", "--plot", str(tmp_path / "a.png"), *own, *counts) == 0
+    out = capsys.readouterr().out
+    assert "Lookup" not in out
+    assert "cheap ones only   sequential" in out
+
+
+def test_tags_print_no_terminal_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration file names them, and it may come from elsewhere."""
+    (tmp_path / "odd.yaml").write_text(
+        'custom_envs: {"A\\e]0;owned\\a": {env_type: bandit}}\n'
+        'es_manager: {train: {env_groups: 4, group_size: 2, env_configs: {tags: ["A\\e]0;owned\\a"]}}}\n'
+    )
+    config = ("--config-name", str(tmp_path / "odd.yaml"))
+    assert agents("rollout", *config, "--run-dir", str(tmp_path / "run")) == 0
+    assert agents("compare", "--cheap-only", *config, "--plot", str(tmp_path / "a.png")) == 0
+    assert agents("show", str(tmp_path / "run")) == 0
+    said = capsys.readouterr()
+    assert not set(said.out + said.err) & set("\x1b\x07")
+    assert said.out.count("A\\x1b]0;owned\\x07") > 3
 
 
 def test_compare_that_disagrees_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The comparison can fail: one record of the parallel run is another's."""
     honest = compare._side
 
-    def cheating(name: str, *rest: object) -> compare.Side:
-        side = honest(name, *rest)  # type: ignore[arg-type]
-        if name != "parallel":
+    def cheating(backend: str, *rest: object) -> compare.Side:
+        side = honest(backend, *rest)  # type: ignore[arg-type]
+        if backend != "auto":
             return side
         others = side.groups[1:]
-        return compare.Side(side.name, side.how, side.seconds, (*others, others[-1]), side.statistics)
+        return replace(side, groups=(*others, others[-1]))
 
     with mock.patch.object(compare, "_side", cheating):
         assert agents("compare", "--plot", str(tmp_path / "a.png"), *SMALL) == 1

@@ -12,6 +12,7 @@ from typing import Any
 from headrace.agents.environments.adapters import adapted
 from headrace.agents.environments.bandit import Bandit
 from headrace.agents.environments.countdown import Countdown
+from headrace.agents.environments.lookup import Lookup
 from headrace.agents.environments.sokoban import Sokoban
 from headrace.agents.environments.text_env import TextEnv, TextEnvSpec
 from headrace.errors import UsageError
@@ -28,8 +29,15 @@ SHIPPED: dict[str, Callable[..., TextEnv]] = {
     "sokoban": Sokoban,
     "frozen_lake": _frozen_lake,
     "countdown": Countdown,
+    "lookup": Lookup,
 }
-_TAGS = {"Bandit": "bandit", "Sokoban": "sokoban", "FrozenLake": "frozen_lake", "Countdown": "countdown"}
+_TAGS = {
+    "Bandit": "bandit",
+    "Sokoban": "sokoban",
+    "FrozenLake": "frozen_lake",
+    "Countdown": "countdown",
+    "Lookup": "lookup",
+}
 # What an episode of a shipped environment can't do more of.
 _LIMITS: dict[str, dict[str, Any]] = {"bandit": {"max_actions_per_traj": 1}, "countdown": {"max_actions_per_traj": 1}}
 
