@@ -12,7 +12,6 @@ Does not know what users may ask for: that is checked before.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,14 +28,12 @@ from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import FAILED, Group
 from headrace.agents.scheduler import BROKEN_OFF, Numbers, Scheduler, settle
+from headrace.agents.watches import LearnerWatch, patience_s, require_servers
 from headrace.agents.worker import WorkerBrief
 from headrace.clock import now_s
 from headrace.errors import UsageError
 from headrace.memory.ledger import Ledger
 from headrace.pace import Pace
-
-_LOOK_S = 0.05  # between looks at the learner that is waited for
-_WARN_S = 1.0  # without new weights, until the log says that they are waited for
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +127,7 @@ class Playing:
 
     def stream(self, groups: int | None) -> Generator[Group, None, None]:
         """Groups of the next numbers; first what the group log holds of them."""
-        held = self._log.groups if self._log is not None else {}
+        held = self._log.kept(self._stage.limits.plays) if self._log is not None else {}
         numbers, tickets, rounds = self._numbers, list[Ticket](), None
         with self._alone():
             try:
@@ -189,7 +186,7 @@ class Playing:
         # An endless stream has only so much in play or waiting for its reader; the others know their number.
         most_out = max(plan.per_round, 2 * limits.max_live // plan.group_size, 2) if rounds is not None else 1 << 30
         scheduler = Scheduler(tickets, limits.attempts, self.ledger, self._stage.pace, rounds, most_out)
-        learner = _LearnerWatch(scheduler, self._stage.engine, limits.publish_s)
+        learner = LearnerWatch(scheduler, self._stage.engine, limits.publish_s)
         try:
             if way.backend in ways.BACKENDS:
                 try:
@@ -204,19 +201,20 @@ class Playing:
             scheduler.close()
 
     def _by_workers(
-        self, way: ways.Way, groups: int, scheduler: Scheduler, learner: _LearnerWatch
+        self, way: ways.Way, groups: int, scheduler: Scheduler, learner: LearnerWatch
     ) -> Generator[Group, None, None]:
         stage, engine = self._stage, self._stage.engine
         desk = self._desk = Desk(scheduler, engine, way.n_jobs, groups, stage.limits, is_fragile=way.backend == "loky")
         most_live = stage.plan.group_size * max(1, -(-groups // way.n_jobs))
-        brief = WorkerBrief(stage.plan, engine.codec, engine.is_text_only, stage.limits, stage.reusable, most_live)
+        limits = replace(stage.limits, engine_s=stage.limits.engine_s + patience_s(engine))
+        brief = WorkerBrief(stage.plan, engine.codec, engine.is_text_only, limits, stage.reusable, most_live)
         hosts = self._hosts = JoblibHosts(way.backend, brief, desk, engine)
         adapting = ways.Adapting(desk, engine, way.n_jobs) if stage.n_jobs == -1 else None
 
         def meanwhile() -> bool:
             if adapting is not None:
                 adapting.look()
-            return learner.is_waited_for()
+            return learner.is_waited_for() or require_servers(engine)
 
         try:
             with closing(desk.groups(hosts, meanwhile)) as played:
@@ -227,7 +225,7 @@ class Playing:
             hosts.close(scheduler.is_done)
 
     def _in_lock_step(
-        self, is_side_by_side: bool, scheduler: Scheduler, learner: _LearnerWatch
+        self, is_side_by_side: bool, scheduler: Scheduler, learner: LearnerWatch
     ) -> Generator[Group, None, None]:
         stage = self._stage
         how = (stage.plan, stage.engine, stage.limits, stage.reusable, is_side_by_side)
@@ -256,6 +254,8 @@ class Playing:
     def _taken(self, group: Group, hand_over: Callable[[Group], None]) -> Group:
         """Judged, handed over and counted: weights may have moved on while it was played."""
         pace, engine = self._stage.pace, self._stage.engine
+        if group.status == FAILED:
+            require_servers(engine)  # a group that failed for want of a server is played again, not handed over
         if pace is not None and group.status != FAILED:
             versions = [row.versions[row.loss_mask > 0] for one in group.episodes for row in one.rows]
             oldest = min((int(one.min()) for one in versions if len(one)), default=engine.version)
@@ -274,36 +274,3 @@ class Playing:
             engine=engine.statistics().since(before),
         )
         return group
-
-
-class _LearnerWatch:
-    """The learner that publishes weights, as seen by groups that may not start before that."""
-
-    def __init__(self, scheduler: Scheduler, engine: Engine, limit_s: float) -> None:
-        self._scheduler, self._engine, self._limit_s = scheduler, engine, limit_s
-        self._since_s: float | None = None
-        self._is_reported = False
-
-    def is_waited_for(self) -> bool:
-        """Whether nothing goes on without it; after limits.publish_s that is an error."""
-        if not self._scheduler.is_held(self._engine.version):
-            self._since_s, self._is_reported = None, False
-            return False
-        self._since_s = now_s() if self._since_s is None else self._since_s
-        waited_s = now_s() - self._since_s
-        what = (
-            f"no group may start before the next publish(): {self._scheduler.accepted} were accepted, and the weights "
-            f"are of version {self._engine.version}"
-        )
-        if waited_s > self._limit_s:
-            raise UsageError(f"{what}; there was none within limits.publish_s = {self._limit_s:g} s")
-        if waited_s > min(_WARN_S, 0.5 * self._limit_s) and not self._is_reported:
-            self._is_reported = True
-            logger.warning("%s; waiting for it", what)
-        return True
-
-    def wait(self) -> None:
-        """Until it has published."""
-        pause = threading.Event()
-        while self.is_waited_for():
-            pause.wait(_LOOK_S)

@@ -263,7 +263,14 @@ class InProcessEngine:
         text = self.codec.decode(job.sampled[:-1] if has_ended else job.sampled)
         answer = Completion(job.sampled, job.log_probs, job.versions, text, "stop" if has_ended else "length")
         self._places.leave(job.place)
-        self._statistics = replace(self._statistics, requests=self._statistics.requests + 1)
+        was = self._statistics
+        self._statistics = replace(
+            was,
+            requests=was.requests + 1,
+            attempts=was.attempts + 1,
+            prompt_tokens=was.prompt_tokens + len(job.request.ids),
+            answer_tokens=was.answer_tokens + len(job.sampled),
+        )
         try:
             job.future.set_result(checked(job.request, answer, self.codec, False))
         except EpisodeError as failure:
