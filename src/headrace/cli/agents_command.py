@@ -127,8 +127,7 @@ def _rollout(options: argparse.Namespace) -> int:
         }
         (folder / "result.json").write_text(json.dumps(result, indent=2))
         session = session_cost(engine.statistics(), config.engine.prices, played)
-        with (folder / "cost.jsonl").open("a") as file:  # a line a session: what it asked for, used or not
-            file.write(json.dumps(session) + "\n")
+        logger.info("this session: %s", json.dumps(session))  # answers that were refused or lost included
         if ended is not None:
             logger.error("%s", ended)
             raise ended
