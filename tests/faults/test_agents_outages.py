@@ -159,9 +159,11 @@ def test_a_run_whose_servers_are_all_gone_ends_in_order_and_goes_on(
 
     try:
         options: dict[str, Any] = {"run_dir": tmp_path, "limits": Limits(max_live=2, engine_s=0.5)}
-        with hr.AgentRollouts([spec(Counting)], engine, 1, backend, group_size=2, **options) as rollouts:
-            with pytest.raises(OutageError, match=r"engine\.outage_s.*same run directory") as ended:
-                play(rollouts)
+        with (
+            hr.AgentRollouts([spec(Counting)], engine, 1, backend, group_size=2, **options) as rollouts,
+            pytest.raises(OutageError, match=r"engine\.outage_s.*same run directory") as ended,
+        ):
+            play(rollouts)
     finally:
         engine.close()
         server.close()

@@ -28,7 +28,7 @@ from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import FAILED, Group
 from headrace.agents.scheduler import BROKEN_OFF, Numbers, Scheduler, settle
-from headrace.agents.watches import LearnerWatch, patience_s, require_servers
+from headrace.agents.watches import LearnerWatch, require_servers, with_patience
 from headrace.agents.worker import WorkerBrief
 from headrace.clock import now_s
 from headrace.errors import UsageError
@@ -206,8 +206,14 @@ class Playing:
         stage, engine = self._stage, self._stage.engine
         desk = self._desk = Desk(scheduler, engine, way.n_jobs, groups, stage.limits, is_fragile=way.backend == "loky")
         most_live = stage.plan.group_size * max(1, -(-groups // way.n_jobs))
-        limits = replace(stage.limits, engine_s=stage.limits.engine_s + patience_s(engine))
-        brief = WorkerBrief(stage.plan, engine.codec, engine.is_text_only, limits, stage.reusable, most_live)
+        brief = WorkerBrief(
+            stage.plan,
+            engine.codec,
+            engine.is_text_only,
+            with_patience(stage.limits, engine),
+            stage.reusable,
+            most_live,
+        )
         hosts = self._hosts = JoblibHosts(way.backend, brief, desk, engine)
         adapting = ways.Adapting(desk, engine, way.n_jobs) if stage.n_jobs == -1 else None
 
@@ -228,7 +234,8 @@ class Playing:
         self, is_side_by_side: bool, scheduler: Scheduler, learner: LearnerWatch
     ) -> Generator[Group, None, None]:
         stage = self._stage
-        how = (stage.plan, stage.engine, stage.limits, stage.reusable, is_side_by_side)
+        limits = with_patience(stage.limits, stage.engine)
+        how = (stage.plan, stage.engine, limits, stage.reusable, is_side_by_side)
 
         def next_ticket() -> Ticket | None:
             return scheduler.next(0, stage.engine.version)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 
 from headrace.agents.engines.protocol import Engine
+from headrace.agents.limits import Limits
 from headrace.agents.scheduler import Scheduler
 from headrace.clock import now_s
 from headrace.errors import UsageError
@@ -26,9 +28,9 @@ def require_servers(engine: Engine) -> bool:
     return bool(outage()) if outage is not None else False
 
 
-def patience_s(engine: Engine) -> float:
-    """Seconds that an answer may take beyond limits.engine_s, because no server is there."""
-    return float(getattr(engine, "patience_s", 0.0))
+def with_patience(limits: Limits, engine: Engine) -> Limits:
+    """Limits by which an answer may take longer, as long as the engine may wait for its servers."""
+    return replace(limits, engine_s=limits.engine_s + float(getattr(engine, "patience_s", 0.0)))
 
 
 class LearnerWatch:
