@@ -52,9 +52,10 @@ def ask(engine: OpenAIEngine, seed: int = 1) -> Completion | EpisodeError:
     return answer
 
 
-def rolled(engine: Any, run_dir: Path | None = None, backend: str = "threading", **options: Any) -> list[Group]:
-    with hr.AgentRollouts([spec(Counting)], engine, 2, backend, group_size=2, run_dir=run_dir, **options) as one:
-        return one.run(4)
+def rolled(engine: Any, run_dir: Path | None = None, groups: int = 4, env: Any = None, **options: Any) -> list[Group]:
+    env = env or spec(Counting)
+    with hr.AgentRollouts([env], engine, 2, "threading", group_size=2, run_dir=run_dir, **options) as one:
+        return one.run(groups)
 
 
 # ------------------------------------------------------------------------------------------------ who is asked
@@ -146,13 +147,14 @@ def test_a_limit_without_end_is_an_outage(behind: Any) -> None:
 def test_a_run_whose_servers_are_all_gone_ends_in_order_and_goes_on(
     backend: str, behind: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calm = rolled(behind)
+    calm = rolled(behind, groups=12)
+    slow = spec(Counting, step_s=0.05)  # the server is gone before the last of them asks
     server = RunningServer(behind)
     engine, waits, done = client(server.url, outage_s=1.0), list[str](), list[int]()
     engine.on_wait = waits.append
 
     def play(rollouts: hr.AgentRollouts) -> None:
-        for group in rollouts.stream(4):
+        for group in rollouts.stream(12):
             done.append(group.number)
             if len(done) == 2:
                 server.close()
@@ -160,7 +162,7 @@ def test_a_run_whose_servers_are_all_gone_ends_in_order_and_goes_on(
     try:
         options: dict[str, Any] = {"run_dir": tmp_path, "limits": Limits(max_live=2, engine_s=0.5)}
         with (
-            hr.AgentRollouts([spec(Counting)], engine, 1, backend, group_size=2, **options) as rollouts,
+            hr.AgentRollouts([slow], engine, 1, backend, group_size=2, **options) as rollouts,
             pytest.raises(OutageError, match=r"engine\.outage_s.*same run directory") as ended,
         ):
             play(rollouts)
@@ -176,7 +178,7 @@ def test_a_run_whose_servers_are_all_gone_ends_in_order_and_goes_on(
     with RunningServer(behind) as back:
         again = client(back.url)
         try:
-            assert fingerprint(rolled(again, tmp_path)) == fingerprint(calm)
+            assert fingerprint(rolled(again, tmp_path, 12, slow)) == fingerprint(calm)
         finally:
             again.close()
 

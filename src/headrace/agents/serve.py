@@ -34,6 +34,8 @@ from headrace.agents.weight_door import MAX_WEIGHTS_BYTES, WeightDoor
 from headrace.errors import HeadraceError, UsageError
 from headrace.files import parse_object
 
+_DRAINED = 4  # times a body's limit
+
 
 def application(engine: Engine, faults: Faults | None = None, token: str = "", weights_dir: Path | None = None) -> Any:
     """The ASGI application."""
@@ -152,19 +154,19 @@ class _Doorkeeper:
 
 
 async def _body_of(http: Any, limit: int) -> bytes:
-    """The body, as long as it is not too long; a length that is announced is believed only if it is too long."""
-    announced = http.headers.get("content-length", "0")
-    parts, size = list[bytes](), int(announced) if announced.isdecimal() else 0
-    if size <= limit:
-        size = 0
+    """The body; RefusedError if it is too long. A little more is read and forgotten, so that the client hears of it."""
+    announced = http.headers.get("content-length", "")
+    parts, size = list[bytes](), 0
+    if not announced.isdecimal() or int(announced) <= _DRAINED * limit:
         async for part in http.stream():
-            parts.append(part)
             size += len(part)
-            if size > limit:
+            if size <= limit:
+                parts.append(part)
+            elif size > _DRAINED * limit:
                 break
-    if size > limit:
-        raise RefusedError(413, f"a body of more than {limit:,} bytes")
-    return b"".join(parts)
+        if size <= limit:
+            return b"".join(parts)
+    raise RefusedError(413, f"a body of more than {limit:,} bytes")
 
 
 class RunningServer:
