@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -23,6 +24,7 @@ from headrace.agents.faults import Faults
 from headrace.agents.limits import Limits
 from headrace.agents.records import EpisodeError, Group, fingerprint
 from headrace.agents.serve import RunningServer
+from headrace.cli.main import main
 from headrace.errors import UsageError
 from support.agent_envs import Counting, spec
 from support.waiting import wait_until
@@ -206,6 +208,67 @@ def test_a_run_waits_for_its_servers(behind: Any) -> None:
         engine.close()
         for one in back:
             one.close()
+
+
+def test_the_command_ends_in_order_and_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = scripted(latency=Latency(0.02))
+    server = RunningServer(slow)
+    folder, back = tmp_path / "run", None
+    command = [
+        "agents", "rollout", "--run-dir", str(folder), "engine.kind=openai", f"engine.urls={server.url}",
+        "engine.outage_s=0.5", "es_manager.train.env_groups=30", "es_manager.train.group_size=2", "limits.max_live=4",
+        "es_manager.train.env_configs.tags=[Bandit]", "es_manager.train.env_configs.n_groups=[30]",
+        "engine.price.prompt=2.0", "engine.price.answer=8.0", "agent_proxy.parallel_backend=threading",
+    ]  # fmt: skip
+    log = folder / "groups.jsonl"
+
+    def close_on_the_way() -> None:
+        wait_until(lambda: log.exists() and log.read_text().count("\n") > 3, 60.0)
+        server.close()
+
+    timer = threading.Thread(target=close_on_the_way)
+    timer.start()
+    try:
+        assert main(command) == 1
+        told = capsys.readouterr()
+        assert "engine.outage_s" in told.err
+        assert f"waiting for {server.url}" in told.out
+        result = json.loads((folder / "result.json").read_text())
+        assert result["groups"] < 30
+        assert "engine.outage_s" in result["ended"]
+        back = RunningServer(slow, port=server.port)
+        assert main(command) == 0
+    finally:
+        timer.join()
+        server.close()
+        if back is not None:
+            back.close()
+        slow.close()
+    result = json.loads((folder / "result.json").read_text())
+    cost = result["cost"]
+    assert (result["groups"], result["ended"]) == (30, "done")
+    assert cost["requests"] >= 60
+    assert cost["money"] == pytest.approx((2.0 * cost["prompt_tokens"] + 8.0 * cost["answer_tokens"]) / 1e6)
+    assert "to pay" in capsys.readouterr().out
+
+
+def test_one_bad_answer_at_the_start_does_not_make_a_run_text_only(behind: Any) -> None:
+    for kind in ("garbage", "error", "limited", "wrong_logprobs"):
+        with RunningServer(behind, faults=Faults(**{kind: 0.5}, seed=1)) as server:
+            engine = OpenAIEngine(server=Server((server.url,), pause_s=0.02, attempts=12))
+            assert not engine.is_text_only
+            engine.close()
+
+
+def test_a_server_that_can_take_no_weights_says_so(behind: Any) -> None:
+    with RunningServer(behind) as server:
+        other = client(f"{server.url.removesuffix('/v1')}")
+        try:
+            with pytest.raises(UsageError, match="has no route weights/pause"):
+                other.publish(None)
+            assert other.version == 0
+        finally:
+            other.close()
 
 
 def test_a_server_with_another_tokenizer_is_not_asked(behind: Any, caplog: pytest.LogCaptureFixture) -> None:

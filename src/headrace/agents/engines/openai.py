@@ -195,11 +195,20 @@ class OpenAIEngine:
 
     async def _speaks_tokens(self, client: Any) -> bool:
         """One token asked for by ids: a server that gives ids and log-probabilities back is fit for training."""
-        probe = Request(0, 0, 0, self.codec.encode("a") or [0], 1, 0)
-        try:
-            return bool(token_completion(await self._post(client, probe), probe, self.codec).ids)
-        except (self._openai.BadRequestError, self._openai.UnprocessableEntityError, ValueError, EpisodeError):
-            return False
+        probe, api, failure = Request(0, 0, 0, self.codec.encode("a") or [0], 1, 0), self._openai, None
+        for attempt in range(self._server.attempts):  # one bad answer at the start is not what the server is like
+            try:
+                return bool(token_completion(await self._post(client, probe), probe, self.codec).ids)
+            except (api.BadRequestError, api.UnprocessableEntityError):
+                return False
+            except (api.RateLimitError, api.InternalServerError) as error:
+                failure, asked_s = error, retry_after_s(error.response.headers, wall_time())
+                await asyncio.sleep(min(self._server.outage_s, asked_s or self._server.pause_before(attempt)))
+            except (ValueError, EpisodeError):
+                failure = None
+        if failure is not None:
+            raise failure
+        return False
 
     def _run(self, what: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result()

@@ -42,19 +42,25 @@ class HeadraceUpdates:
 
     async def version(self, client: Any) -> int | None:
         """By GET weights."""
-        from openai import NotFoundError
+        from openai import APIStatusError
 
         try:
-            told = (await client.get("/weights", cast_to=dict[str, Any])).get("version")
-        except NotFoundError:
+            reply = await client.get("/weights", cast_to=dict[str, Any])
+        except APIStatusError:  # another kind of server
             return None
+        told = reply.get("version") if isinstance(reply, dict) else None
         return told if type(told) is int else None
 
     async def load(self, client: Any, package: Package, version: int, limit_s: float) -> None:
         """Resume is said in any case: a server that could not load goes on with what it has."""
-        from openai import APIStatusError, InternalServerError, RateLimitError
+        from openai import APIStatusError, InternalServerError, NotFoundError, RateLimitError
 
-        await client.post("/weights/pause", cast_to=dict[str, Any])
+        try:
+            await client.post("/weights/pause", cast_to=dict[str, Any])
+        except NotFoundError as error:
+            raise UsageError(
+                f"publish: {client.base_url} has no route weights/pause; say how this server gets its weights (updates)"
+            ) from error
         try:
             if isinstance(package, str):
                 body: dict[str, Any] = {"version": version, "path": package}
