@@ -784,15 +784,15 @@ def test_killed_while_workers_start(backend: str, descendants: int, tmp_path: Pa
         "JOBLIB_TEMP_FOLDER": str(short_folder),
         **dict([mark.split("=")]),
     }
-    process = subprocess.Popen(
-        [sys.executable, str(script)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    said = tmp_path / "said.txt"
+    with said.open("wb") as out:  # not a pipe: who lives on would keep it open
+        process = subprocess.Popen([sys.executable, str(script)], env=environment, stdout=out, stderr=out)
     try:
         wait_until(lambda: process.poll() is not None or len(marked(mark)) > descendants, 60.0)
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, said.read_text()
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
     wait_until(lambda: not marked(mark), 10.0)
     wait_until(lambda: not list(short_folder.iterdir()), 5.0)
 
