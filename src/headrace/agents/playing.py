@@ -5,13 +5,14 @@
                                         └─ lock-step loop: asked for, or no worker can be started
 
 Sequential and parallel calls play the same tickets with the same seeds, so their records are the same; they differ in
-time only. Every wait names what it waits for: a worker, the engine, or the learner that has not published.
+time only. Every wait names what it waits for: a worker, the engine, its servers, or the learner that has not published.
 Does not know what users may ask for: that is checked before.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,12 +29,14 @@ from headrace.agents.limits import Limits
 from headrace.agents.plan import GroupPlan, Ticket
 from headrace.agents.records import FAILED, Group
 from headrace.agents.scheduler import BROKEN_OFF, Numbers, Scheduler, settle
-from headrace.agents.watches import LearnerWatch, require_servers, with_patience
 from headrace.agents.worker import WorkerBrief
 from headrace.clock import now_s
 from headrace.errors import UsageError
 from headrace.memory.ledger import Ledger
 from headrace.pace import Pace
+
+_LOOK_S = 0.05  # between looks at the learner that is waited for
+_WARN_S = 1.0  # without new weights, until the log says that they are waited for
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +189,7 @@ class Playing:
         # An endless stream has only so much in play or waiting for its reader; the others know their number.
         most_out = max(plan.per_round, 2 * limits.max_live // plan.group_size, 2) if rounds is not None else 1 << 30
         scheduler = Scheduler(tickets, limits.attempts, self.ledger, self._stage.pace, rounds, most_out)
-        learner = LearnerWatch(scheduler, self._stage.engine, limits.publish_s)
+        learner = _LearnerWatch(scheduler, self._stage.engine, limits.publish_s)
         try:
             if way.backend in ways.BACKENDS:
                 try:
@@ -201,7 +204,7 @@ class Playing:
             scheduler.close()
 
     def _by_workers(
-        self, way: ways.Way, groups: int, scheduler: Scheduler, learner: LearnerWatch
+        self, way: ways.Way, groups: int, scheduler: Scheduler, learner: _LearnerWatch
     ) -> Generator[Group, None, None]:
         stage, engine = self._stage, self._stage.engine
         desk = self._desk = Desk(scheduler, engine, way.n_jobs, groups, stage.limits, is_fragile=way.backend == "loky")
@@ -210,7 +213,7 @@ class Playing:
             stage.plan,
             engine.codec,
             engine.is_text_only,
-            with_patience(stage.limits, engine),
+            _with_patience(stage.limits, engine),
             stage.reusable,
             most_live,
         )
@@ -220,7 +223,7 @@ class Playing:
         def meanwhile() -> bool:
             if adapting is not None:
                 adapting.look()
-            return learner.is_waited_for() or require_servers(engine)
+            return learner.is_waited_for() or _require_servers(engine)
 
         try:
             with closing(desk.groups(hosts, meanwhile)) as played:
@@ -231,10 +234,10 @@ class Playing:
             hosts.close(scheduler.is_done)
 
     def _in_lock_step(
-        self, is_side_by_side: bool, scheduler: Scheduler, learner: LearnerWatch
+        self, is_side_by_side: bool, scheduler: Scheduler, learner: _LearnerWatch
     ) -> Generator[Group, None, None]:
         stage = self._stage
-        limits = with_patience(stage.limits, stage.engine)
+        limits = _with_patience(stage.limits, stage.engine)
         how = (stage.plan, stage.engine, limits, stage.reusable, is_side_by_side)
 
         def next_ticket() -> Ticket | None:
@@ -262,7 +265,7 @@ class Playing:
         """Judged, handed over and counted: weights may have moved on while it was played."""
         pace, engine = self._stage.pace, self._stage.engine
         if group.status == FAILED:
-            require_servers(engine)  # a group that failed for want of a server is played again, not handed over
+            _require_servers(engine)  # a group that failed for want of a server is played again, not handed over
         if pace is not None and group.status != FAILED:
             versions = [row.versions[row.loss_mask > 0] for one in group.episodes for row in one.rows]
             oldest = min((int(one.min()) for one in versions if len(one)), default=engine.version)
@@ -281,3 +284,47 @@ class Playing:
             engine=engine.statistics().since(before),
         )
         return group
+
+
+def _require_servers(engine: Engine) -> bool:
+    """Whether the engine waits for all of its servers, and has said so; an error if that takes too long."""
+    outage = getattr(engine, "outage", None)  # engines of this process have no servers
+    return bool(outage()) if outage is not None else False
+
+
+def _with_patience(limits: Limits, engine: Engine) -> Limits:
+    """Limits by which an answer may take longer, as long as the engine may wait for its servers."""
+    return replace(limits, engine_s=limits.engine_s + float(getattr(engine, "patience_s", 0.0)))
+
+
+class _LearnerWatch:
+    """The learner that publishes weights, as seen by groups that may not start before that."""
+
+    def __init__(self, scheduler: Scheduler, engine: Engine, limit_s: float) -> None:
+        self._scheduler, self._engine, self._limit_s = scheduler, engine, limit_s
+        self._since_s: float | None = None
+        self._is_reported = False
+
+    def is_waited_for(self) -> bool:
+        """Whether nothing goes on without it; after limits.publish_s that is an error."""
+        if not self._scheduler.is_held(self._engine.version):
+            self._since_s, self._is_reported = None, False
+            return False
+        self._since_s = now_s() if self._since_s is None else self._since_s
+        waited_s = now_s() - self._since_s
+        what = (
+            f"no group may start before the next publish(): {self._scheduler.accepted} were accepted, and the weights "
+            f"are of version {self._engine.version}"
+        )
+        if waited_s > self._limit_s:
+            raise UsageError(f"{what}; there was none within limits.publish_s = {self._limit_s:g} s")
+        if waited_s > min(_WARN_S, 0.5 * self._limit_s) and not self._is_reported:
+            self._is_reported = True
+            logger.warning("%s; waiting for it", what)
+        return True
+
+    def wait(self) -> None:
+        """Until it has published."""
+        pause = threading.Event()
+        while self.is_waited_for():
+            pause.wait(_LOOK_S)
