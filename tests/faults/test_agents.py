@@ -6,6 +6,7 @@ garbage, workers that die, engines that fail, and interruption.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -760,6 +761,51 @@ def test_broken_off_keeps_what_is_finished_and_resume_skips_nothing(
     assert 0 <= unseen <= 1, "nothing is repeated, nothing is skipped"
     want = fingerprint(rolled(spec(Counting, step_s=0.0), "sequential", 1, groups=24))
     assert again.stdout.split()[-1] == want
+
+
+@pytest.mark.parametrize("descendants", [1, 3])
+@pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
+def test_killed_while_workers_start(backend: str, descendants: int, tmp_path: Path, short_folder: Path) -> None:
+    """kill -9 as soon as there are so many processes: none of them, and no folder, is there ten seconds later."""
+    program = textwrap.dedent(f"""
+        import headrace as hr
+        from support.agent_envs import Counting, spec
+
+        if __name__ == "__main__":
+            with hr.AgentRollouts([spec(Counting, step_s=0.05)], "scripted", 2, "{backend}", group_size=2) as rollouts:
+                rollouts.run(400)
+    """)
+    script = tmp_path / "run.py"
+    script.write_text(program)
+    mark = f"HEADRACE_MARK={tmp_path.name}-{os.getpid()}-{backend}"
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "TMPDIR": str(short_folder),
+        "JOBLIB_TEMP_FOLDER": str(short_folder),
+        **dict([mark.split("=")]),
+    }
+    said = tmp_path / "said.txt"
+    with said.open("wb") as out:  # not a pipe: who lives on would keep it open
+        process = subprocess.Popen([sys.executable, str(script)], env=environment, stdout=out, stderr=out)
+    try:
+        wait_until(lambda: process.poll() is not None or len(marked(mark)) > descendants, 60.0)
+        assert process.poll() is None, said.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: not marked(mark), 10.0)
+    wait_until(lambda: not list(short_folder.iterdir()), 5.0)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that have an entry in their environment and have not exited."""
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_zombie = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            if not is_zombie and mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                pids.append(int(folder.name))
+    return pids
 
 
 def living(session: int) -> list[str]:

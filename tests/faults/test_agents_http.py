@@ -15,9 +15,10 @@ import pytest
 
 import headrace as hr
 from headrace.agents.codec import ByteCodec
-from headrace.agents.engines.openai import OpenAIEngine, Server, _Servers
+from headrace.agents.engines.openai import OpenAIEngine, Server
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.engines.scripted import Latency, scripted
+from headrace.agents.engines.servers import Servers
 from headrace.agents.records import EpisodeError, fingerprint
 from headrace.agents.serve import Faults, RunningServer, require_safe
 from headrace.errors import HeadraceError, UsageError
@@ -130,7 +131,7 @@ def test_another_server_takes_over(behind: Any) -> None:
 
 
 def test_episodes_are_spread_and_stay() -> None:
-    servers = _Servers(["a", "b"])
+    servers = Servers(["a", "b"])
     homes = []
     for number in range(6):
         url = servers.of(f"{number}-0")
@@ -138,9 +139,9 @@ def test_episodes_are_spread_and_stay() -> None:
         homes.append(url)
     assert sorted(homes) == ["a", "a", "a", "b", "b", "b"]
     assert [servers.of(f"{number}-0") for number in range(6)] == homes, "sticky"
-    assert servers.leave("0-0", "a") == "b"
+    assert servers.of("0-0", avoid="a") == "b"
     assert servers.of("0-0") == "b"
-    assert _Servers(["a"]).leave("x", "a") == "a"
+    assert Servers(["a"]).of("x", avoid="a") == "a"
 
 
 def test_nobody_there_is_told_at_the_start() -> None:

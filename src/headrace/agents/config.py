@@ -17,9 +17,10 @@ from typing import Any
 from headrace.agents import ragen
 from headrace.agents.config_files import sections
 from headrace.agents.consent import require_own_words
+from headrace.agents.cost import Prices
 from headrace.agents.engines.batching import Batching
-from headrace.agents.engines.openai import Server
 from headrace.agents.engines.scripted import Latency
+from headrace.agents.engines.servers import Server
 from headrace.agents.environments.instructed import instructed
 from headrace.agents.environments.registry import spec_of
 from headrace.agents.environments.text_env import TextEnvSpec
@@ -43,6 +44,7 @@ class EngineConfig:
     parked: int = 96
     steps: int = 300  # of teaching the tiny model
     tokenizer: str = ""  # of a server's model: its folder
+    prices: Prices = field(default_factory=Prices)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ _KNOWN: dict[str, Any] = {
     "limits.stall_s": 30.0,
     "limits.publish_s": 600.0,
     "limits.attempts": 2,
+    "limits.plays": 3,
     "limits.max_live": 512,
     "engine.kind": "scripted",
     "engine.latency.base_s": 0.0,
@@ -104,6 +107,10 @@ _KNOWN: dict[str, Any] = {
     "engine.tokenizer": "",
     "engine.request_s": 60.0,
     "engine.attempts": 4,
+    "engine.outage_s": 600.0,
+    "engine.update_s": 120.0,
+    "engine.price.prompt": 0.0,
+    "engine.price.answer": 0.0,
 }
 # Whole numbers that nothing below looks at, and the least of each.
 _WHOLE = {
@@ -286,11 +293,14 @@ def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
             values["engine.model"],
             request_s=float(values["engine.request_s"]),
             attempts=values["engine.attempts"],
+            outage_s=float(values["engine.outage_s"]),
+            update_s=float(values["engine.update_s"]),
         ),
         values["engine.slots"],
         values["engine.parked"],
         values["engine.steps"],
         str(values["engine.tokenizer"]),
+        Prices(float(values["engine.price.prompt"]), float(values["engine.price.answer"])),
     )
     return AgentsConfig(
         values["seed"],
@@ -304,14 +314,7 @@ def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
         Limits(
             **{
                 name: values[f"limits.{name}"]
-                for name in (
-                    "env_s",
-                    "engine_s",
-                    "stall_s",
-                    "publish_s",
-                    "attempts",
-                    "max_live",
-                )
+                for name in ("env_s", "engine_s", "stall_s", "publish_s", "attempts", "plays", "max_live")
             }
         ),
         engine,

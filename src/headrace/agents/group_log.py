@@ -1,16 +1,20 @@
 """Which groups are done, on disk: a line for each, written when it finished. A run that comes back goes on from it.
 
-    groups.jsonl: header {"identity": ...}, then one encoded group a line
+    groups.jsonl: header {"format": 2, "identity": ...}, then one encoded group a line; the last line of a number counts
 
-Killed in the middle of a line, the line does not count: the group is played again, with the same seeds. A log of
-another run (other seed, environments, rules or tokens) is refused, and so is a second program on the same one.
+A group that failed is played again by a run that comes back, until it was played `limits.plays` times; then it stays
+failed. The number of its lines says how often it was. Killed in the middle of a line, the line does not count: the
+group is played again, with the same seeds. A log of another run (other seed, environments, rules or tokens) is
+refused, and so is a second program on the same one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -20,13 +24,16 @@ from typing import Any
 from headrace.agents.codec import describe
 from headrace.agents.engines.protocol import Engine
 from headrace.agents.plan import GroupPlan
-from headrace.agents.records import Group, decode, encode
+from headrace.agents.records import FAILED, Group, decode, encode
 from headrace.errors import UsageError
 from headrace.files import MAX_JSON_BYTES, parse_json, read_lines, require_no_links
 from headrace.run_lock import RunLock
 
 FILE = "groups.jsonl"
+FORMAT = 2
 MAX_GROUPS_BYTES = 2 << 30
+
+logger = logging.getLogger(__name__)
 
 
 class GroupLog:
@@ -35,6 +42,7 @@ class GroupLog:
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self.path = folder / FILE
         self.groups: dict[int, Group] = {}  # done before
+        self._plays: Counter[int] = Counter()  # lines of each number
         try:
             folder.mkdir(parents=True, exist_ok=True)
             require_no_links(folder, [FILE])
@@ -50,7 +58,7 @@ class GroupLog:
             size = self._read(identity) if self.path.stat().st_size else 0
             self._file.truncate(size)
             if not size:
-                self._write({"identity": identity})
+                self._write({"format": FORMAT, "identity": identity})
         except BaseException:
             self.close()
             raise
@@ -58,6 +66,24 @@ class GroupLog:
     def add(self, group: Group) -> None:
         """A group is done."""
         self._write(encode(group))
+        self._plays[group.number] += 1
+        if group.number in self.groups:
+            self.groups[group.number] = group
+
+    def kept(self, most_plays: int) -> dict[int, Group]:
+        """Groups that are not played again: those with a result, and those that failed too often."""
+        kept = {}
+        for number, group in self.groups.items():
+            plays = self._plays[number]
+            if group.status == FAILED and plays < most_plays:
+                logger.info(
+                    *_told("group %d failed before (%s; play %d of %d): it is played again", group, plays, most_plays)
+                )
+                continue
+            if group.status == FAILED:
+                logger.warning(*_told("group %d stays failed (%s; play %d of %d)", group, plays, most_plays))
+            kept[number] = group
+        return kept
 
     def close(self) -> None:
         """No more."""
@@ -75,7 +101,8 @@ class GroupLog:
             lines = list(_lines(self.path))
         except (OSError, ValueError) as error:
             raise UsageError(f"{self.path}: can't be read: {error}; choose another directory") from error
-        if not lines and not _line({"identity": identity}).startswith(_beginning(self.path)):
+        torn = _line({"format": FORMAT, "identity": identity})
+        if not lines and not torn.startswith(_beginning(self.path)):
             raise UsageError(f"{self.path}: expected a log of groups, got something else; choose another directory")
         size = 0
         for number, line in enumerate(lines):
@@ -91,9 +118,11 @@ class GroupLog:
                     f"group is played again, or choose another directory"
                 ) from error
             if group is None:
+                _require_format(self.path, data)
                 _require_same(self.path, data.get("identity") if isinstance(data, dict) else None, identity)
             else:
                 self.groups[group.number] = group
+                self._plays[group.number] += 1
             size += len(line)
         return size
 
@@ -145,6 +174,18 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _beginning(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(12)
+
+
+def _told(text: str, group: Group, plays: int, most_plays: int) -> tuple[str, int, str, int, int]:
+    failure = group.failures[0]
+    return text, group.number, f"{failure.boundary}: {failure.message}", plays, most_plays
+
+
+def _require_format(path: Path, header: object) -> None:
+    """Logs before format 2 had no number, and the same lines."""
+    number = header.get("format", 1) if isinstance(header, dict) else 1
+    if type(number) is not int or not 1 <= number <= FORMAT:
+        raise UsageError(f"{path}: its format is {number!r}, this version reads 1 to {FORMAT}; use a newer headrace")
 
 
 def _require_same(path: Path, theirs: object, ours: dict[str, Any]) -> None:

@@ -3,8 +3,10 @@
     start(workers) -> joblib.Parallel, in a thread: one long task a worker -> Worker.run over a port -> goodbye
     a call of joblib that fails -> its workers have died
 
-The engine stays here. What travels to a process is a brief, pickled once by us (so that what can't be pickled is known
-before anything starts), and the hub's address. Which workers are started, and when, is the desk's decision.
+joblib's processes are not ours, and wait minutes for another task even if no parent is left to give them one: each is
+bound to the life of this process as the first thing it does. The engine stays here. What travels to a process is a
+brief, pickled once by us (so that what can't be pickled is known before anything starts), and the hub's address. Which
+workers are started, and when, is the desk's decision.
 """
 
 from __future__ import annotations
@@ -13,11 +15,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -26,10 +26,9 @@ from headrace.agents.desk import Desk, NoWorkersError
 from headrace.agents.engines.protocol import Engine
 from headrace.agents.ports import Hub, MemoryPort, SocketPort
 from headrace.agents.worker import WorkerBrief, work
-from headrace.clock import now_s
+from headrace.runtime.life import Life, bind_one_of_many
 
 _END_S = 10.0  # for workers to end
-_ORPHAN_S = 5.0  # after the parent hung up: to see whether it is dead
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +43,8 @@ class JoblibHosts:
         self._pickled = b""
         self._calls: list[_JoblibCall] = []
         self._stops: dict[int, Callable[[], None]] = {}  # of workers in threads
+        self._life: Life | None = None  # of workers in processes
+        self._line: Any = None  # their end of it
 
     @property
     def pids(self) -> dict[int, int]:
@@ -59,8 +60,11 @@ class JoblibHosts:
             tasks = [delayed(_host_in_thread)(*who, *what) for who in workers]
         else:
             hub = self._hub = self._hub or self._open_hub()
+            if self._life is None:
+                self._life = Life()
+                self._line = self._life.for_many()
             tasks = [delayed(host_in_process)(hub.address, hub.key, *who, self._pickled) for who in workers]
-        self._calls.append(_JoblibCall(self._backend, workers, tasks, self._desk.died))
+        self._calls.append(_JoblibCall(self._backend, workers, tasks, self._desk.died, self._line))
 
     def may_start(self, workers: Sequence[int]) -> bool:
         """One death ends loky's whole pool: it has to be over before there can be another."""
@@ -86,6 +90,9 @@ class JoblibHosts:
                 logger.warning("workers %s did not end within %g s and are left behind", call.workers, _END_S)
         if self._hub is not None:
             self._hub.close()
+        if self._life is not None:
+            self._life.end()
+            self._line.close()
 
     def _open_hub(self) -> Hub:
         try:
@@ -104,9 +111,11 @@ class _JoblibCall:
         workers: Sequence[tuple[int, int]],
         tasks: list[Any],
         died: Callable[[int, int, str], None],
+        line: Any = None,
     ) -> None:
         self._lives, self._died = list(workers), died
-        self._backend = {"multiprocessing": _patient_pool, "loky": _own_loky}.get(backend, lambda: backend)()
+        makers = {"multiprocessing": _patient_pool, "loky": _own_loky}
+        self._backend = makers[backend](line) if backend in makers else backend
         self._thread = threading.Thread(target=self._run, args=(tasks,), name="hosts-joblib", daemon=True)
         self._thread.start()
 
@@ -141,7 +150,7 @@ class _JoblibCall:
             self._died(worker, life, how)
 
 
-def _own_loky() -> Any:
+def _own_loky(line: Any = None) -> Any:
     """joblib's loky backend, which would keep its processes and their folder for the next call of any program part."""
     from joblib.parallel import LokyBackend
 
@@ -150,7 +159,7 @@ def _own_loky() -> Any:
 
         def configure(self, *args: Any, **options: Any) -> Any:
             """Start them."""
-            n_jobs = super().configure(*args, **options)
+            n_jobs = super().configure(*args, **options, **_bound_to(line))
             self.has_processes = True
             return n_jobs
 
@@ -167,7 +176,7 @@ def _own_loky() -> Any:
     return OwnLoky()
 
 
-def _patient_pool() -> Any:
+def _patient_pool(line: Any = None) -> Any:
     """joblib's multiprocessing backend, which would wait for ever for the task of a process that was killed."""
     from joblib.parallel import MultiprocessingBackend
 
@@ -175,6 +184,10 @@ def _patient_pool() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self._answers: list[Callable[[Any], None]] = []
+
+        def configure(self, *args: Any, **options: Any) -> Any:
+            """Start them."""
+            return super().configure(*args, **options, **_bound_to(line))
 
         def submit(self, func: Any, callback: Any = None) -> Any:
             """As joblib's own, with a second way to answer."""
@@ -194,6 +207,11 @@ def _patient_pool() -> Any:
                 answer([None])
 
     return PatientPool()
+
+
+def _bound_to(line: Any) -> dict[str, Any]:
+    """What joblib's processes do first of all: from then on the kernel ends them when this process ends."""
+    return {} if line is None else {"initializer": bind_one_of_many, "initargs": (line,)}
 
 
 def _host_in_thread(
@@ -223,26 +241,10 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
 
 
 def host_in_process(address: str, key: bytes, worker: int, life: int, pickled: bytes) -> None:
-    """What joblib runs in a process: a worker with a socket to the hub. Ends when the parent does."""
+    """What joblib runs in a process: a worker with a socket to the hub. Ends when the parent hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    parent = os.getppid()
-
     brief = cloudpickle.loads(pickled)
     try:
         asyncio.run(work(worker, brief, lambda: SocketPort(address, key, worker, life)))
-    except* (ConnectionError, asyncio.CancelledError):  # the parent hung up: it needs nothing more of us
-        # Not a daemon: a process that ends before the kernel has told it of a new parent would leave the folder.
-        threading.Thread(target=_end_as_orphan, args=(parent, Path(address).parent), daemon=False).start()
-
-
-def _end_as_orphan(parent: int, folder: Path) -> None:
-    """joblib's processes wait for another task, minutes long, even if no parent is left to give them one.
-
-    The hub's folder is the parent's to remove, unless it was killed. Its sockets close before it counts as dead.
-    """
-    pause, deadline = threading.Event(), now_s() + _ORPHAN_S
-    while now_s() < deadline:
-        if os.getppid() != parent:
-            shutil.rmtree(folder, ignore_errors=True)
-            os._exit(1)
-        pause.wait(0.02)
+    except* (ConnectionError, asyncio.CancelledError):
+        pass  # the parent hung up: it needs nothing more of us

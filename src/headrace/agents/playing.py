@@ -5,7 +5,7 @@
                                         └─ lock-step loop: asked for, or no worker can be started
 
 Sequential and parallel calls play the same tickets with the same seeds, so their records are the same; they differ in
-time only. Every wait names what it waits for: a worker, the engine, or the learner that has not published.
+time only. Every wait names what it waits for: a worker, the engine, its servers, or the learner that has not published.
 Does not know what users may ask for: that is checked before.
 """
 
@@ -130,7 +130,7 @@ class Playing:
 
     def stream(self, groups: int | None) -> Generator[Group, None, None]:
         """Groups of the next numbers; first what the group log holds of them."""
-        held = self._log.groups if self._log is not None else {}
+        held = self._log.kept(self._stage.limits.plays) if self._log is not None else {}
         numbers, tickets, rounds = self._numbers, list[Ticket](), None
         with self._alone():
             try:
@@ -209,14 +209,21 @@ class Playing:
         stage, engine = self._stage, self._stage.engine
         desk = self._desk = Desk(scheduler, engine, way.n_jobs, groups, stage.limits, is_fragile=way.backend == "loky")
         most_live = stage.plan.group_size * max(1, -(-groups // way.n_jobs))
-        brief = WorkerBrief(stage.plan, engine.codec, engine.is_text_only, stage.limits, stage.reusable, most_live)
+        brief = WorkerBrief(
+            stage.plan,
+            engine.codec,
+            engine.is_text_only,
+            _with_patience(stage.limits, engine),
+            stage.reusable,
+            most_live,
+        )
         hosts = self._hosts = JoblibHosts(way.backend, brief, desk, engine)
         adapting = ways.Adapting(desk, engine, way.n_jobs) if stage.n_jobs == -1 else None
 
         def meanwhile() -> bool:
             if adapting is not None:
                 adapting.look()
-            return learner.is_waited_for()
+            return learner.is_waited_for() or _require_servers(engine)
 
         try:
             with closing(desk.groups(hosts, meanwhile)) as played:
@@ -230,7 +237,8 @@ class Playing:
         self, is_side_by_side: bool, scheduler: Scheduler, learner: _LearnerWatch
     ) -> Generator[Group, None, None]:
         stage = self._stage
-        how = (stage.plan, stage.engine, stage.limits, stage.reusable, is_side_by_side)
+        limits = _with_patience(stage.limits, stage.engine)
+        how = (stage.plan, stage.engine, limits, stage.reusable, is_side_by_side)
 
         def next_ticket() -> Ticket | None:
             return scheduler.next(0, stage.engine.version)
@@ -256,6 +264,8 @@ class Playing:
     def _taken(self, group: Group, hand_over: Callable[[Group], None]) -> Group:
         """Judged, handed over and counted: weights may have moved on while it was played."""
         pace, engine = self._stage.pace, self._stage.engine
+        if group.status == FAILED:
+            _require_servers(engine)  # a group that failed for want of a server is played again, not handed over
         if pace is not None and group.status != FAILED:
             versions = [row.versions[row.loss_mask > 0] for one in group.episodes for row in one.rows]
             oldest = min((int(one.min()) for one in versions if len(one)), default=engine.version)
@@ -274,6 +284,17 @@ class Playing:
             engine=engine.statistics().since(before),
         )
         return group
+
+
+def _require_servers(engine: Engine) -> bool:
+    """Whether the engine waits for all of its servers, and has said so; an error if that takes too long."""
+    outage = getattr(engine, "outage", None)  # engines of this process have no servers
+    return bool(outage()) if outage is not None else False
+
+
+def _with_patience(limits: Limits, engine: Engine) -> Limits:
+    """Limits by which an answer may take longer, as long as the engine may wait for its servers."""
+    return replace(limits, engine_s=limits.engine_s + float(getattr(engine, "patience_s", 0.0)))
 
 
 class _LearnerWatch:

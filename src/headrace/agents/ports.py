@@ -19,14 +19,12 @@ import logging
 import os
 import secrets
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from multiprocessing.connection import Client, Listener, answer_challenge, deliver_challenge
-from pathlib import Path
 from typing import Any
 
 from headrace.agents.callers import Bridge, awaited
@@ -34,6 +32,7 @@ from headrace.agents.desk import Desk
 from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.plan import Ticket
 from headrace.agents.records import ENGINE, EpisodeError, Group, decode, encode
+from headrace.runtime.folder import Folder
 from headrace.runtime.line import Line
 
 Reply = Callable[[int, Any], None]
@@ -162,8 +161,8 @@ class Hub:
 
     def __init__(self, desk: Desk, engine: Engine) -> None:
         self._desk, self._engine = desk, engine
-        self._folder = tempfile.TemporaryDirectory(prefix="headrace-agents-")
-        self.address = str(Path(self._folder.name) / "hub")
+        self._folder = Folder("headrace-agents-")
+        self.address = str(self._folder.path / "hub")
         self.key = secrets.token_bytes(32)
         self._listener = Listener(self.address, "AF_UNIX", _WAITING)
         self._callers: dict[Line, threading.Thread] = {}
@@ -188,7 +187,7 @@ class Hub:
             _shut_down(line)
         for _, thread in callers:
             thread.join(5.0)
-        self._folder.cleanup()
+        self._folder.remove()
 
     def _has_ended(self) -> bool:
         return self._is_closed

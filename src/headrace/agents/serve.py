@@ -1,15 +1,17 @@
 """A token-in/token-out server in vLLM's shape, over any engine; it can also misbehave on purpose.
 
-    GET /health, /v1/models, /v1/codec (tokenizer and template) · POST /v1/completions (prompt: text or token ids),
-    /v1/chat/completions
+    GET /health, /v1/models, /v1/codec (tokenizer and template), /v1/weights
+    POST /v1/completions (prompt: text or token ids), /v1/chat/completions, /v1/weights/{pause, load, resume}
 
-Answers carry token_ids, logprobs.token_logprobs and weights_version. Requests go to the engine one by one and meet in
-its batches. Loopback unless another host is asked for, and then only with a token.
+Answers carry token_ids, logprobs.token_logprobs, token_versions and weights_version. Requests go to the engine one by
+one and meet in its batches. Loopback unless another host is asked for, and then only with a token, which every route
+asks for. What a request may say is in `asked`, how weights come in is in `weight_door`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ipaddress
 import json
 import logging
@@ -18,51 +20,27 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.agents.asked import MAX_BODY_BYTES, MODEL, RefusedError, read_request
 from headrace.agents.codec import describe
 from headrace.agents.engines.protocol import Completion, Engine, Request
+from headrace.agents.engines.weight_updates import VERSION_HEADER
+from headrace.agents.faults import Faults, spoilt
 from headrace.agents.records import EpisodeError
+from headrace.agents.weight_door import MAX_WEIGHTS_BYTES, WeightDoor
 from headrace.errors import HeadraceError, UsageError
-from headrace.plain_text import shortened
+from headrace.files import parse_object
 
-MODEL = "headrace"
-MAX_PROBLEM = 500  # characters: it may quote what came
-MAX_BODY_BYTES = 32 << 20  # of a request: longer than any prompt, and far from the memory of a machine
+_DRAINED = 4  # times a body's limit
 
 
-@dataclass(frozen=True)
-class Faults:
-    """The share of requests that go wrong, by kind."""
-
-    slow: float = 0.0
-    slow_s: float = 5.0
-    error: float = 0.0  # HTTP 500
-    drop: float = 0.0  # the connection ends in the middle of the answer
-    garbage: float = 0.0  # JSON that is no answer
-    wrong_logprobs: float = 0.0  # one log-probability too few
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        shares = (self.slow, self.error, self.drop, self.garbage, self.wrong_logprobs)
-        if min(shares) < 0 or sum(shares) > 1 + 1e-9:
-            raise UsageError(f"faults: expected shares of at least 0 that add up to at most 1, got {shares}")
-
-    def drawn(self, rng: random.Random) -> str:
-        """Which fault this request gets; empty for none."""
-        draw = rng.random()
-        for kind in ("slow", "error", "drop", "garbage", "wrong_logprobs"):
-            draw -= getattr(self, kind)
-            if draw < 0:
-                return kind
-        return ""
-
-
-def application(engine: Engine, faults: Faults | None = None, token: str = "") -> Any:
+def application(engine: Engine, faults: Faults | None = None, token: str = "", weights_dir: Path | None = None) -> Any:
     """The ASGI application."""
     from starlette.applications import Starlette
+    from starlette.middleware import Middleware
     from starlette.requests import Request as HttpRequest
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
@@ -70,10 +48,16 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     bad = faults or Faults()
     rng = random.Random(bad.seed)
+    door = WeightDoor(engine, weights_dir)
 
-    def problem(status: int, message: str) -> Response:
+    def problem(status: int, message: str, parameter: str | None = None, **headers: str) -> Response:
         kind = "invalid_request_error" if status < 500 else "server_error"
-        return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status)
+        told = {"message": message, "type": kind, "param": parameter, "code": status}
+        return JSONResponse({"error": told}, status, {name.replace("_", "-"): one for name, one in headers.items()})
+
+    async def refused(_: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, RefusedError)
+        return problem(error.status, str(error), error.parameter)
 
     async def health(_: HttpRequest) -> Response:
         return JSONResponse({"status": "ok", "weights_version": engine.version})
@@ -84,6 +68,29 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
     async def codec(_: HttpRequest) -> Response:
         return JSONResponse(describe(engine.codec))
 
+    async def weights(_: HttpRequest) -> Response:
+        return JSONResponse({"version": engine.version, "is_paused": door.is_paused})
+
+    async def pause(http: HttpRequest) -> Response:
+        door.pause()
+        return await weights(http)
+
+    async def resume(http: HttpRequest) -> Response:
+        door.resume()
+        return await weights(http)
+
+    async def load(http: HttpRequest) -> Response:
+        if http.headers.get("content-type", "").partition(";")[0] == "application/octet-stream":
+            version = http.headers.get(VERSION_HEADER, "")
+            await door.load(await _body_of(http, MAX_WEIGHTS_BYTES), int(version) if version.isdecimal() else version)
+        else:
+            try:
+                asked = parse_object(await _body_of(http, MAX_BODY_BYTES))
+            except ValueError as error:
+                raise RefusedError(400, f"expected a JSON object: {error}") from error
+            await door.load_file(asked.get("path"), asked.get("version"))
+        return await weights(http)
+
     async def complete(http: HttpRequest) -> Response:
         return await answer(http, is_chat=False)
 
@@ -91,25 +98,22 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
         return await answer(http, is_chat=True)
 
     async def answer(http: HttpRequest, is_chat: bool) -> Response:
-        if token and http.headers.get("authorization") != f"Bearer {token}":
-            return problem(401, "a token is required: Authorization: Bearer TOKEN")
         fault = bad.drawn(rng)
         if fault == "error":
             return problem(500, "injected fault")
+        if fault == "limited":
+            return problem(429, "injected fault: too many requests", Retry_After=bad.retry_after)
         if fault == "slow":
             await asyncio.sleep(bad.slow_s)
-        try:
-            asked = json.loads(await _within(http.stream(), MAX_BODY_BYTES))
-            request = _request(asked, engine, is_chat)
-        except Exception as error:  # whatever a client sends: too large, too deep, infinite, of another type
-            return problem(400, shortened(f"{type(error).__name__}: {error}", MAX_PROBLEM))
+        request, asked = read_request(await _body_of(http, MAX_BODY_BYTES), engine, is_chat)
+        await door.passed()
         try:
             completion = await asyncio.wrap_future(engine.submit(request))
         except EpisodeError as failure:
             return problem(500, str(failure))
         if fault == "garbage":
             return JSONResponse({"choices": [{"tokens": "nonsense"}]})
-        body = _body(request, completion, asked, is_chat, fault == "wrong_logprobs")
+        body = _body(request, completion, asked, is_chat, fault, engine.codec.vocabulary)
         if fault == "drop":
             return StreamingResponse(_torn(json.dumps(body).encode()), media_type="application/json")
         return JSONResponse(body)
@@ -119,22 +123,69 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "") -
             Route("/health", health),
             Route("/v1/models", models),
             Route("/v1/codec", codec),
+            Route("/v1/weights", weights),
+            Route("/v1/weights/pause", pause, methods=["POST"]),
+            Route("/v1/weights/load", load, methods=["POST"]),
+            Route("/v1/weights/resume", resume, methods=["POST"]),
             Route("/v1/completions", complete, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
-        ]
+        ],
+        middleware=[Middleware(_Doorkeeper, token)] if token else [],
+        exception_handlers={RefusedError: refused},
     )
+
+
+class _Doorkeeper:
+    """Asks for the token, on every route, also on those that do not exist."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self._app, self._want = app, f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """ASGI."""
+        from starlette.responses import JSONResponse
+
+        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        if scope["type"] != "http" or hmac.compare_digest(given, self._want):
+            await self._app(scope, receive, send)
+            return
+        told = {"message": "a token is required: Authorization: Bearer TOKEN", "type": "authentication_error"}
+        await JSONResponse({"error": told | {"param": None, "code": 401}}, 401)(scope, receive, send)
+
+
+async def _body_of(http: Any, limit: int) -> bytes:
+    """The body; RefusedError if it is too long. A little more is read and forgotten, so that the client hears of it."""
+    announced = http.headers.get("content-length", "")
+    parts, size = list[bytes](), 0
+    if not announced.isdecimal() or int(announced) <= _DRAINED * limit:
+        async for part in http.stream():
+            size += len(part)
+            if size <= limit:
+                parts.append(part)
+            elif size > _DRAINED * limit:
+                break
+        if size <= limit:
+            return b"".join(parts)
+    raise RefusedError(413, f"a body of more than {limit:,} bytes")
 
 
 class RunningServer:
     """A server in a thread of this process, for tests, and where the engine is here anyway."""
 
     def __init__(
-        self, engine: Engine, host: str = "127.0.0.1", port: int = 0, faults: Faults | None = None, token: str = ""
+        self,
+        engine: Engine,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        faults: Faults | None = None,
+        token: str = "",
+        weights_dir: Path | None = None,
     ) -> None:
         require_safe(host, token)
         import uvicorn
 
-        config = uvicorn.Config(application(engine, faults, token), host, port, log_level="warning", lifespan="off")
+        app = application(engine, faults, token, weights_dir)
+        config = uvicorn.Config(app, host, port, log_level="warning", lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, name="agents-server", daemon=True)
         self._thread.start()
@@ -171,54 +222,20 @@ def require_safe(host: str, token: str) -> None:
         raise UsageError(f"host {host}: expected a loopback address, or a token that clients have to know")
 
 
-async def _within(chunks: AsyncIterator[bytes], limit: int) -> bytes:
-    """A request's body, read no further than the limit."""
-    body = bytearray()
-    async for chunk in chunks:
-        body += chunk
-        if len(body) > limit:
-            raise ValueError(f"expected at most {limit:,} bytes")
-    return bytes(body)
-
-
-def _request(asked: dict[str, Any], engine: Engine, is_chat: bool) -> Request:
-    if not isinstance(asked, dict):
-        raise ValueError("expected a JSON object")
-    codec = engine.codec
-    if is_chat:
-        ids = codec.encode(codec.render(asked["messages"], is_asking=True))
-    else:
-        prompt = asked["prompt"]
-        ids = codec.encode(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
-    if not ids or min(ids) < 0 or max(ids) >= codec.vocabulary:
-        raise ValueError(f"prompt: expected token ids from 0 to {codec.vocabulary - 1}, at least one")
-    seed = asked.get("seed")
-    seed = random.getrandbits(63) if seed is None else int(seed)
-    max_tokens = int(asked.get("max_tokens") or asked.get("max_completion_tokens") or 16)
-    temperature = 1.0 if asked.get("temperature") is None else float(asked["temperature"])
-    for name, value, most in (
-        ("seed", seed, 2**64 - 1),
-        ("max_tokens", max_tokens, 10**6),
-        ("temperature", temperature, 100),
-    ):
-        if not 0 <= value <= most:
-            raise ValueError(f"{name}: expected 0 to {most}, got {value}")
-    return Request(0, 0, 0, ids, max_tokens, seed, temperature)
-
-
 def _body(
-    request: Request, completion: Completion, asked: dict[str, Any], is_chat: bool, is_short: bool
+    request: Request, completion: Completion, asked: dict[str, Any], is_chat: bool, fault: str, vocabulary: int
 ) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "finish_reason": completion.finish}
+    ids, log_probs, versions = spoilt(fault, completion.ids, completion.log_probs, completion.versions, vocabulary)
     if is_chat:
         choice["message"] = {"role": "assistant", "content": completion.text}
     else:
         choice["text"] = completion.text
         if asked.get("logprobs") is not None:
-            log_probs = list(completion.log_probs)[: -1 if is_short else None]
-            choice["logprobs"] = {"token_logprobs": log_probs, "tokens": [f"token_id:{one}" for one in completion.ids]}
+            choice["logprobs"] = {"token_logprobs": log_probs, "tokens": [f"token_id:{one}" for one in ids]}
     if asked.get("return_token_ids"):
-        choice["token_ids"] = list(completion.ids)
+        choice["token_ids"] = ids
+        choice["token_versions"] = versions
         choice["prompt_token_ids"] = list(request.ids)
     return {
         "id": f"cmpl-{uuid.uuid4().hex}",
@@ -231,7 +248,7 @@ def _body(
             "completion_tokens": len(completion.ids),
             "total_tokens": len(request.ids) + len(completion.ids),
         },
-        "weights_version": max(completion.versions, default=0),
+        "weights_version": max(versions, default=0),
     }
 
 

@@ -14,7 +14,7 @@ from headrace.cli.own_modules import find_modules
 from headrace.cli.printing import say
 from headrace.clock import wall_time
 from headrace.errors import HeadraceError, UsageError
-from headrace.files import require_no_links
+from headrace.files import read_named, require_no_links
 from headrace.plain_text import printable
 
 if TYPE_CHECKING:
@@ -65,12 +65,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
 
     serve = commands.add_parser("serve", help="a server with vLLM's token interface")
     _configured(serve)
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; other than loopback needs --token")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; other than loopback needs a token")
     serve.add_argument("--port", type=int, default=8000)
-    serve.add_argument("--token", default=os.environ.get("HEADRACE_TOKEN", ""), help="token that clients must send")
-    for kind in ("slow", "error", "drop", "garbage", "wrong-logprobs"):
+    serve.add_argument("--token-file", type=Path, help="file with the token that clients must send, on every route")
+    serve.add_argument("--token", help="the token itself; others on this machine can read a command line. Without "
+                       "either, the environment variable HEADRACE_TOKEN")  # fmt: skip
+    serve.add_argument("--weights-dir", type=Path, help="folder below which clients may name safetensors files to load")
+    for kind in ("slow", "error", "drop", "garbage", "wrong-logprobs", "wrong-ids", "stale", "limited"):
         serve.add_argument(f"--fault-{kind}", type=float, default=0.0, metavar="SHARE", help="share of requests")
     serve.add_argument("--slow-s", type=float, default=5.0, help="seconds that a slow answer takes")
+    serve.add_argument("--fault-seed", type=int, default=0, help="seed of the faults")
     serve.set_defaults(run=_serve)
 
     show = commands.add_parser("show", help="print a recorded conversation, or list a file's episodes")
@@ -103,6 +107,8 @@ def _loaded(options: argparse.Namespace) -> AgentsConfig:
 def _rollout(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of, rollouts_of
     from headrace.agents.codec import describe
+    from headrace.agents.cost import cost_of, session_cost
+    from headrace.agents.engines.servers import OutageError
     from headrace.agents.exports.parquet import write_parquet
     from headrace.agents.exports.verl import left_out_episodes
     from headrace.agents.metrics import summary
@@ -113,7 +119,9 @@ def _rollout(options: argparse.Namespace) -> int:
     folder = options.run_dir or Path("runs") / f"agents__{config.seed}__{int(wall_time())}"
     _require_folder(folder, "--run-dir")
     try:
-        require_no_links(folder, ("log.txt", "codec.json", "groups.jsonl", "records.parquet", "result.json"))
+        require_no_links(
+            folder, ("log.txt", "codec.json", "groups.jsonl", "records.parquet", "result.json", "cost.jsonl")
+        )
     except OSError as error:
         raise UsageError(f"--run-dir {folder}: {error.strerror}; remove it, or choose another directory") from error
     handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
@@ -124,22 +132,41 @@ def _rollout(options: argparse.Namespace) -> int:
     if config.ignored:
         logger.info("keys that concern a trainer and do nothing here: %s", ", ".join(config.ignored))
     try:
+        ended: OutageError | None = None
         with RolloutView(config.env_groups, config.group_size) as view:
             engine = engine_of(config, view.teaching)
+            if hasattr(engine, "on_wait"):
+                engine.on_wait = view.waiting
             try:
                 with rollouts_of(config, engine, folder) as rollouts:
                     (folder / "codec.json").write_text(json.dumps(describe(engine.codec)))
                     groups = []
-                    for group in rollouts.stream(config.env_groups):
-                        groups.append(group)
-                        view.update(group, rollouts.statistics, rollouts.choice)
+                    try:
+                        for group in rollouts.stream(config.env_groups):
+                            groups.append(group)
+                            view.update(group, rollouts.statistics, rollouts.choice)
+                    except OutageError as error:
+                        ended = error
+                    played = rollouts.statistics.groups
             finally:
                 engine.close()
         write_parquet(groups, folder / "records.parquet", engine.codec)
         metrics = summary(groups)
         left_out = left_out_episodes(groups)
-        result = {"groups": len(groups), "fingerprint": fingerprint(groups), "metrics": metrics, "left_out": left_out}
+        result = {
+            "groups": len(groups),
+            "fingerprint": fingerprint(groups),
+            "metrics": metrics,
+            "left_out": left_out,
+            "cost": cost_of(groups, config.engine.prices),
+            "ended": "done" if ended is None else str(ended),
+        }
         (folder / "result.json").write_text(json.dumps(result, indent=2))
+        session = session_cost(engine.statistics(), config.engine.prices, played)
+        logger.info("this session: %s", json.dumps(session))  # answers that were refused or lost included
+        if ended is not None:
+            logger.error("%s", ended)
+            raise ended
     finally:
         logger.removeHandler(handler)
         handler.close()
@@ -148,6 +175,8 @@ def _rollout(options: argparse.Namespace) -> int:
     print(f"{len(groups)} groups, {failed} of them failed; records in {folder}/records.parquet")
     if "text_only" in left_out:
         print(f"{left_out['text_only']} episodes have text only and can't be trained on")
+    told = "{requests:,} requests, {prompt_tokens:,} prompt tokens, {answer_tokens:,} answer tokens".format(**session)
+    print(f"this session: {told}" + (f", {session['money']:.2f} to pay" if session["money"] else ""))
     print(f"look at one with: headrace agents show {folder} {groups[0].episodes[0].episode_id}")
     if failed == len(groups):
         reasons = Counter(f"{one.boundary}: {one.message}" for group in groups for one in group.failures)
@@ -192,27 +221,45 @@ def _require_writable(path: Path, option: str) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of
-    from headrace.agents.serve import Faults, application, require_safe
+    from headrace.agents.faults import KINDS, Faults
+    from headrace.agents.serve import application, require_safe
 
     config = _loaded(options)
-    require_safe(options.host, options.token)
+    token = _token(options)
+    require_safe(options.host, token)
+    if options.weights_dir is not None and not options.weights_dir.is_dir():
+        raise UsageError(f"--weights-dir {options.weights_dir}: expected a directory")
     if not 0 < options.port < 65536:
         raise UsageError(f"--port: expected 1 to 65535, got {options.port}")
-    faults = Faults(
-        options.fault_slow, options.slow_s, options.fault_error, options.fault_drop, options.fault_garbage,
-        options.fault_wrong_logprobs,
-    )  # fmt: skip
+    shares = {kind: getattr(options, f"fault_{kind}") for kind in KINDS}
+    faults = Faults(**shares, slow_s=options.slow_s, seed=options.fault_seed)
     import uvicorn
 
     engine = engine_of(config, lambda done, total: None)
     print(f"serving {config.engine.kind} at http://{options.host}:{options.port}/v1; Ctrl-C ends it", flush=True)
     try:
-        uvicorn.run(
-            application(engine, faults, options.token), host=options.host, port=options.port, log_level="warning"
-        )
+        app = application(engine, faults, token, options.weights_dir)
+        uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
     finally:
         engine.close()
     return 0
+
+
+def _token(options: argparse.Namespace) -> str:
+    """From a file, the command line, or the environment."""
+    if options.token is not None and options.token_file is not None:
+        raise UsageError("--token and --token-file: expected one of them")
+    if options.token is not None:
+        return str(options.token)
+    if options.token_file is None:
+        return os.environ.get("HEADRACE_TOKEN", "")
+    try:
+        token = read_named(options.token_file, 4096).decode().strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--token-file {options.token_file}: can't be read: {error}") from error
+    if not token or not token.isascii() or not token.isprintable():
+        raise UsageError(f"--token-file {options.token_file}: expected a token of printable ASCII, got none")
+    return token
 
 
 def _show(options: argparse.Namespace) -> int:

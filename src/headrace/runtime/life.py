@@ -34,6 +34,10 @@ class Life:
         keep_from_forks(self.read_end)
         keep_from_forks(self._write_end)
 
+    def for_many(self) -> Connection[Any, Any]:
+        """A read end that forks of the parent keep, for children that somebody else starts."""
+        return Connection(os.dup(self.read_end.fileno()), writable=False)
+
     def end(self) -> None:
         """Kill what is left of the child's process group."""
         self._write_end.close()
@@ -51,6 +55,12 @@ def bind(read_end: Connection[Any, Any]) -> None:
     _bound.append(read_end)
     if read_end.poll(0):  # the end of the pipe: it was closed before
         os._exit(_PARENT_DIED)
+
+
+def bind_one_of_many(read_end: Connection[Any, Any]) -> None:
+    """As `bind`, where several children were given the same read end: each needs a way of its own to the pipe."""
+    own = os.open(f"/proc/self/fd/{read_end.fileno()}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    bind(Connection(own, writable=False))
 
 
 def keep_from_forks(connection: Connection[Any, Any]) -> None:

@@ -75,6 +75,13 @@ class RolloutView:
             f"{statistics.failed} groups failed"
         )
 
+    def waiting(self, text: str) -> None:
+        """Nothing goes on: who is waited for, at once."""
+        self._next_s = 0.0
+        before, self._line = self._line, ""
+        self._show(text)
+        self._line = before
+
     def summary(self, metrics: Mapping[str, float]) -> None:
         """The numbers at the end, per tag."""
         tags = sorted({name.partition("/")[0] for name in metrics})

@@ -12,6 +12,7 @@ from typing import Any
 
 import headrace.agents
 from headrace.agents.hosts import _JoblibCall, _own_loky, _patient_pool
+from headrace.runtime.folder import Folder
 from support.command import PATHS
 from support.waiting import wait_until
 
@@ -91,26 +92,42 @@ def test_a_call_that_fails_reports_each_of_its_workers() -> None:
     assert died == [(0, 0, "RuntimeError: no room"), (1, 4, "RuntimeError: no room")]
 
 
-ORPHAN = """
-import multiprocessing, os, socket, sys, time
-import cloudpickle
-from headrace.agents.hosts import host_in_process
+OWNER = """
+import os, sys, time
+from headrace.runtime.folder import Folder
 
-folder = sys.argv[1]
-address = folder + "/hub"
-with socket.socket(socket.AF_UNIX) as gone:  # a hub that has hung up: nobody listens
-    gone.bind(address)
-arguments = (address, b"key", 0, 0, cloudpickle.dumps(None))
-process = multiprocessing.get_context("fork").Process(target=host_in_process, args=arguments)
-process.start()
-time.sleep(0.5)  # the worker has no work left, and its parent is not dead yet
-os._exit(0)
+folder = Folder(sys.argv[1])
+(folder.path / "hub").touch()
+print(folder.path, flush=True)
+pid = os.fork()
+if pid == 0:
+    time.sleep(60)  # a fork of the owner does not keep the folder
+    os._exit(0)
+print(pid, flush=True)
+os.kill(os.getpid(), 9)
 """
 
 
-def test_an_orphan_removes_the_hubs_folder_even_if_the_hub_hung_up_before_the_parent_was_dead(tmp_path: Path) -> None:
-    folder = tmp_path / "hub"
-    folder.mkdir()
-    program = [sys.executable, "-c", ORPHAN, str(folder)]
-    subprocess.run(program, check=True, env={**os.environ, "PYTHONPATH": PATHS}, timeout=60)
-    wait_until(lambda: not folder.exists(), 10.0)
+def test_a_hubs_folder_goes_with_its_owner_whoever_else_lives(tmp_path: Path) -> None:
+    """It was left behind where the owner was killed before a worker had come up that could remove it."""
+    program = [sys.executable, "-c", OWNER, str(tmp_path / "hub-")]
+    done = subprocess.Popen(program, env={**os.environ, "PYTHONPATH": PATHS}, stdout=subprocess.PIPE, text=True)
+    assert done.stdout is not None
+    folder, fork = Path(done.stdout.readline().strip()), int(done.stdout.readline())
+    try:
+        done.wait(60)
+        assert folder.parent == tmp_path
+        wait_until(lambda: not folder.exists(), 10.0)
+        assert Path(f"/proc/{fork}").exists(), "it was not the fork's end that did it"
+    finally:
+        os.kill(fork, 9)
+        done.stdout.close()
+
+
+def test_a_folder_that_is_removed_leaves_nobody(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path / "hub-"))
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    folder.remove()
+    assert not folder.path.exists()
+    assert folder._cleaner is not None
+    assert folder._cleaner.returncode == 0

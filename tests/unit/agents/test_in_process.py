@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.agents.engines import cache
 from headrace.agents.engines.in_process import InProcessEngine, in_process
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.engines.tiny import taught, tiny_codec, tiny_model
@@ -213,6 +214,65 @@ def test_prompts_that_come_one_by_one_are_read_together(model: Any) -> None:
         assert reads <= 6, "two full passes, one for whoever spoke first, and some slack for who comes when"
     finally:
         engine.close()
+
+
+def test_the_cost_follows_the_length_and_the_bits_do_not_change(model: Any) -> None:
+    """One short request in a large engine: narrow passes, short looks back, the answer of a small engine."""
+    answers, widths, looks = [], list[int](), list[int]()
+
+    def seen(queries: Any, keys: Any, *rest: Any) -> Any:
+        looks.append(keys.shape[2])
+        return attention(queries, keys, *rest)
+
+    attention = cache.attention
+    for slots, max_context in ((8, 512), (32, 4096)):
+        engine = in_process(model, CODEC, slots=slots, max_context=max_context)
+        try:
+            with (
+                mock.patch("headrace.agents.engines.cache.attention", seen),
+                mock.patch.object(engine._passes, "forward", wraps=engine._passes.forward) as forward,
+            ):
+                answers.append(engine.generate([asked(number, 60 + 200 * number, 20) for number in range(2)]))
+                widths += [len(call.args[0]) for call in forward.call_args_list if not call.kwargs.get("is_reading")]
+        finally:
+            engine.close()
+    assert answers[0] == answers[1]
+    assert set(widths) == {4}
+    assert max(looks) <= 512
+
+
+def test_rows_of_all_lengths_share_a_batch(model: Any) -> None:
+    """Looks of one block, several blocks and parts of one: each answer as if it were alone."""
+    engine = in_process(model, CODEC, slots=8, max_context=1300)
+    try:
+        requests = [asked(number, length, 6) for number, length in enumerate((1, 63, 64, 300, 511, 512, 700, 1290))]
+        alone = [engine.generate([one])[0] for one in requests]
+        assert engine.generate(requests) == alone
+        for request, answer in zip(requests, alone, strict=True):
+            assert isinstance(answer, Completion)
+            np.testing.assert_allclose(answer.log_probs, recomputed(model, request, answer.ids), atol=1e-4)
+    finally:
+        engine.close()
+
+
+def test_shapes_that_change_bits_are_not_used(model: Any) -> None:
+    """On a machine where a narrow pass or a short look gives other bits, whole ones are used."""
+    with (
+        mock.patch("headrace.agents.engines.cache.is_fine", return_value=False),
+        mock.patch("headrace.agents.engines.passes.torch.equal", return_value=False),
+    ):
+        careful = in_process(model, CODEC, slots=8, max_context=1024)
+        try:
+            with mock.patch.object(careful._passes, "forward", wraps=careful._passes.forward) as forward:
+                got = careful.generate([asked(1, 130)])
+            assert {len(call.args[0]) for call in forward.call_args_list} == {8}
+        finally:
+            careful.close()
+    quick = in_process(model, CODEC, slots=8, max_context=1024)
+    try:
+        assert quick.generate([asked(1, 130)]) == got
+    finally:
+        quick.close()
 
 
 @pytest.mark.parametrize("weights", [None, 3, {"a": 1}])

@@ -249,5 +249,8 @@ class Batched:
                 batched=was.batched + len(requests),
                 tokens=was.tokens + tokens,
                 busy_s=was.busy_s + batch_s,
+                prompt_tokens=was.prompt_tokens + sum(len(one.ids) for one in requests),
+                answer_tokens=was.answer_tokens + tokens,
+                attempts=was.attempts + len(requests),
             )
             return done

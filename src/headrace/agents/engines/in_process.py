@@ -6,8 +6,9 @@
 Requests join and leave between two passes; none waits for the longest answer of a batch. A reading pass costs the
 same for one prompt as for eight: so it waits for eight, a few passes at most, and reads ahead while slots are taken.
 
-Every pass has one fixed shape and every request its own random numbers, so an answer depends on its prompt and seed,
-not on its neighbours: `self_test` proves it on this machine. Chunks of a conversation that were read before are not
+A pass has one of a few shapes that give the same bits, and every request has its own random numbers, so an answer
+depends on its prompt and seed, not on its neighbours: `self_test` proves it on this machine. What a pass costs follows
+the requests and their lengths, not `slots` or `max_context`. Chunks of a conversation that were read before are not
 read again if they are still there: the same tokens in a pass of the same shape would give the same bits. Sampled tokens
 are read again, since they came in another shape; so what is remembered saves time and changes nothing.
 
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from headrace.agents.codec import Codec
 from headrace.agents.engines.cache import CHUNK, Places
-from headrace.agents.engines.passes import READERS, Generation, Passes
+from headrace.agents.engines.passes import READERS, Generation, Passes, draw
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
 from headrace.agents.records import ENGINE, EpisodeError
 from headrace.clock import now_s
@@ -67,6 +68,8 @@ class InProcessEngine:
         self._slots, self._threads = slots, threads
         self._length = -(-max_context // CHUNK) * CHUNK
         self._passes = Passes(model.eval(), slots, slots + parked, self._length)
+        with torch_threads(threads), torch.inference_mode():
+            self._passes.prove_widths()
         self._places = Places(slots + parked)
         self._jobs: list[Generation | None] = [None] * slots
         self._waiting: deque[Generation] = deque()
@@ -247,19 +250,27 @@ class InProcessEngine:
 
     def _speak(self) -> None:
         """One speaking pass: a token for every slot that is taken; an answer that is whole leaves its slot."""
-        logits = self._passes.speak(self._jobs)
-        for at, job in enumerate(self._jobs):
-            if job is not None:
-                has_ended = job.draw(logits[at], self._acting) in self.codec.stop_ids
-                if has_ended or len(job.sampled) >= job.request.max_tokens:
-                    self._jobs[at] = None
-                    self._answer(job, has_ended)
+        seated = [(at, job) for at, job in enumerate(self._jobs) if job is not None]
+        speaking = [job for _, job in seated]
+        draw(speaking, self._passes.speak(speaking), self._acting)
+        for at, job in seated:
+            has_ended = job.sampled[-1] in self.codec.stop_ids
+            if has_ended or len(job.sampled) >= job.request.max_tokens:
+                self._jobs[at] = None
+                self._answer(job, has_ended)
 
     def _answer(self, job: Generation, has_ended: bool) -> None:
         text = self.codec.decode(job.sampled[:-1] if has_ended else job.sampled)
         answer = Completion(job.sampled, job.log_probs, job.versions, text, "stop" if has_ended else "length")
         self._places.leave(job.place)
-        self._statistics = replace(self._statistics, requests=self._statistics.requests + 1)
+        was = self._statistics
+        self._statistics = replace(
+            was,
+            requests=was.requests + 1,
+            attempts=was.attempts + 1,
+            prompt_tokens=was.prompt_tokens + len(job.request.ids),
+            answer_tokens=was.answer_tokens + len(job.sampled),
+        )
         try:
             job.future.set_result(checked(job.request, answer, self.codec, False))
         except EpisodeError as failure:

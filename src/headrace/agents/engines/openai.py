@@ -1,10 +1,13 @@
 """Any OpenAI-compatible server (vLLM, SGLang, `headrace agents serve`, `transformers serve`), one or several of them.
 
-    submit -> a slot at the least loaded server, always the same one for an episode -> POST, with deadline and retries
+    submit -> [ a server that may be asked, the episode's own if it can be -> POST, with a deadline -> read, checked ]
+                 none: wait for one, up to outage_s, and say so                failed: again, another server if there is
+    a server that fails, vanishes or has lost its weights is out ──> looked at now and then, given its weights ──> in
 
 Where a server takes prompt token ids and gives ids and log-probabilities back, and its tokenizer is known, records are
 in token space. Else chat completions are used and every episode is marked "text only, not trainable". Asked once.
-Failures are of two kinds: what may pass (refused, dropped, 429, 5xx, garbage) is tried again, what will not is not.
+Failures are of two kinds: what may pass (dropped, 5xx, garbage) is tried again, what will not is not. A server that is
+not there, or asks for a pause, costs no attempt.
 """
 
 from __future__ import annotations
@@ -15,80 +18,50 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.agents.codec import ByteCodec, Codec, described
 from headrace.agents.engines.answers import text_completion, token_completion
+from headrace.agents.engines.fleet import Fleet
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
+from headrace.agents.engines.servers import OutageError, Server, retry_after_s
+from headrace.agents.engines.weight_updates import (
+    HeadraceUpdates,
+    StaleError,
+    Updates,
+    packed,
+    require_fresh,
+    token_versions,
+)
 from headrace.agents.records import ENGINE, TIMEOUT, EpisodeError
-from headrace.clock import now_s
+from headrace.clock import now_s, wall_time
 from headrace.errors import HeadraceError, UsageError
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Server:
-    """How to talk to servers."""
+class _Problem:
+    """An attempt that may go better another time."""
 
-    urls: tuple[str, ...] = ()
-    """Base URLs, as in http://127.0.0.1:8000/v1; OPENAI_BASE_URL if none is given."""
-    model: str = ""
-    """The model's name; the first one that the server lists if empty."""
-    api_key: str = ""
-    """OPENAI_API_KEY if empty; servers of one's own seldom ask."""
-    request_s: float = 60.0
-    """For one attempt."""
-    attempts: int = 4
-    """At one request, with growing pauses between."""
-    pause_s: float = 0.25
-    """Before the second attempt; doubled each time, up to 8 s, and shortened at random."""
-    is_text_only: bool | None = None
-    """None: ask the server."""
-
-
-class _Servers:
-    """Who is how busy, and where each episode lives. An episode stays: the server may have its prompt cached."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._load = dict.fromkeys(urls, 0)
-        self._home: dict[str, str] = {}
-
-    def of(self, session: str) -> str:
-        """The episode's server; the least loaded one for a new episode."""
-        if session not in self._home:
-            counts = dict.fromkeys(self._load, 0)
-            for url in self._home.values():
-                counts[url] += 1
-            self._home[session] = min(self._load, key=lambda url: (self._load[url], counts[url]))
-        return self._home[session]
-
-    def leave(self, session: str, bad: str) -> str:
-        """Another server than this one, if there is one: it did not answer."""
-        others = [url for url in self._load if url != bad]
-        if others:
-            self._home[session] = min(others, key=self._load.__getitem__)
-        return self._home.get(session, bad)
-
-    def start(self, url: str) -> None:
-        """A request is under way."""
-        self._load[url] += 1
-
-    def end(self, url: str) -> None:
-        """It is over."""
-        self._load[url] -= 1
+    boundary: str
+    message: str
+    is_counted: bool = True
 
 
 class OpenAIEngine:
     """An engine behind HTTP. All requests run on one event loop in a thread of its own."""
 
-    version = 0
     is_in_process = False
 
-    def __init__(self, codec: Codec | None = None, server: Server | None = None) -> None:
+    def __init__(
+        self, codec: Codec | None = None, server: Server | None = None, updates: Updates | None = None
+    ) -> None:
         import openai
 
         server = server or Server()
@@ -97,26 +70,37 @@ class OpenAIEngine:
             raise UsageError("urls: expected the address of a server, or OPENAI_BASE_URL; none was given")
         self.codec: Codec = codec or ByteCodec()
         self._has_codec = codec is not None
-        self._server = server
-        self._openai = openai
+        self._server, self._openai = server, openai
+        self.patience_s = server.outage_s  # that an answer may take longer, if nobody is there to give it
         key = server.api_key or os.environ.get("OPENAI_API_KEY", "") or "none"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-http", daemon=True)
         self._thread.start()
-        self._servers = _Servers(urls)
-        self._clients = {
-            url: openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=server.request_s) for url in urls
-        }
+        self._fleet = Fleet(urls, key, server, updates or HeadraceUpdates())
         self._statistics = EngineStatistics()
         self._in_flight = 0
         self._is_closed = False
         self.model = server.model
         self.is_text_only = bool(server.is_text_only)
         try:
-            self._run(self._introduce())
+            self._run(self._introduce(urls))
         except BaseException:
             self.close()
             raise
+
+    @property
+    def version(self) -> int:
+        """The latest that was published."""
+        return self._fleet.version
+
+    @property
+    def on_wait(self) -> Callable[[str], None]:
+        """Called with who is waited for, while no server can be asked; in a thread of the engine's."""
+        return self._fleet.on_wait
+
+    @on_wait.setter
+    def on_wait(self, call: Callable[[str], None]) -> None:
+        self._fleet.on_wait = call
 
     def submit(self, request: Request) -> Future[Completion]:
         """On its way at once: the server batches."""
@@ -134,8 +118,14 @@ class OpenAIEngine:
         """The server's matter."""
 
     def publish(self, weights: Any, version: int | None = None) -> int:
-        """Weights of a server are not ours to change."""
-        raise UsageError("publish: a server's weights are changed at the server; use an engine in this process")
+        """A model, a state_dict, or a path at the servers. Servers that are away get them before they are asked."""
+        return self._run(self._fleet.publish(packed(weights), self.version + 1 if version is None else version))
+
+    def outage(self) -> str:
+        """Who is waited for, if no server can be asked; OutageError if that takes longer than outage_s."""
+        if self._fleet.gone:
+            raise OutageError(self._fleet.gone)
+        return self._fleet.waits_for
 
     def statistics(self) -> EngineStatistics:
         """So far."""
@@ -152,8 +142,7 @@ class OpenAIEngine:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-            for client in self._clients.values():
-                await client.close()
+            await self._fleet.close()
 
         self._run(hang_up())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -162,94 +151,152 @@ class OpenAIEngine:
 
     # -------------------------------------------------------------------------------------------------- inside
 
-    def _run(self, what: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(what, self._loop).result()
-
-    async def _introduce(self) -> None:
-        """Which model is there, and does it speak in token ids?"""
-        url, client = next(iter(self._clients.items()))
-        try:
-            if not self.model:
-                listed = [one.id for one in (await client.models.list()).data]
-                if not listed:
-                    raise UsageError(f"model: {url} lists none; name one")
-                self.model = listed[0]
-            if not self._has_codec and not self.is_text_only:
-                self._has_codec = await self._learn_codec(client)
-            if self._server.is_text_only is None:
-                self.is_text_only = not (self._has_codec and await self._speaks_tokens(client))
-        except self._openai.APIError as error:
-            raise HeadraceError(f"{url}: no OpenAI-compatible server answers there: {_short(error)}") from error
+    async def _introduce(self, urls: Sequence[str]) -> None:
+        """Which model is there, and does it speak in token ids? The first that answers says so; the others follow."""
+        first, problem = "", None
+        for url in urls:
+            try:
+                await self._meet(url)
+            except self._openai.APIError as error:
+                problem = problem or f"{url}: no OpenAI-compatible server answers there: {_short(error)}"
+            else:
+                first = url
+                break
+        if not first:
+            raise HeadraceError(str(problem))
+        reasons = await asyncio.gather(*(self._fleet.unfit(url) for url in urls))
+        for url, why in zip(urls, reasons, strict=True):
+            if why:
+                self._fleet.take_out(url, why)
         if self.is_text_only:
-            logger.warning("%s gives text only: episodes are recorded without token ids and can't be trained on", url)
+            logger.warning("%s gives text only: episodes are recorded without token ids and can't be trained on", first)
 
-    async def _learn_codec(self, client: Any) -> bool:
+    async def _meet(self, url: str) -> None:
+        client = self._fleet.clients[url]
+        if not self.model:
+            listed = [one.id for one in (await client.models.list()).data]
+            if not listed:
+                raise UsageError(f"model: {url} lists none; name one")
+            self.model = listed[0]
+        if not self._has_codec and not self.is_text_only:
+            self._has_codec = await self._learn_codec(url)
+        if self._server.is_text_only is None:
+            self.is_text_only = not (self._has_codec and await self._speaks_tokens(client))
+
+    async def _learn_codec(self, url: str) -> bool:
         """headrace's own server says how its text becomes tokens; of others the tokenizer has to be given."""
         try:
-            self.codec = described(await client.get("/codec", cast_to=dict[str, str]))
-        except (self._openai.APIError, ValueError, KeyError, TypeError):
+            told = await self._fleet.described(url)
+            self.codec = described(told)
+        except (ValueError, KeyError, TypeError, AttributeError, OSError):
             return False
+        self._fleet.codec = told
         return True
 
     async def _speaks_tokens(self, client: Any) -> bool:
         """One token asked for by ids: a server that gives ids and log-probabilities back is fit for training."""
-        probe = Request(0, 0, 0, self.codec.encode("a") or [0], 1, 0)
-        try:
-            return bool(token_completion(await self._post(client, probe), probe, self.codec).ids)
-        except (self._openai.BadRequestError, self._openai.UnprocessableEntityError, EpisodeError):
-            return False
+        probe, api, failure = Request(0, 0, 0, self.codec.encode("a") or [0], 1, 0), self._openai, None
+        for attempt in range(self._server.attempts):  # one bad answer at the start is not what the server is like
+            try:
+                return bool(token_completion(await self._post(client, probe), probe, self.codec).ids)
+            except (api.BadRequestError, api.UnprocessableEntityError):
+                return False
+            except (api.RateLimitError, api.InternalServerError) as error:
+                failure, asked_s = error, retry_after_s(error.response.headers, wall_time())
+                await asyncio.sleep(min(self._server.outage_s, asked_s or self._server.pause_before(attempt)))
+            except (ValueError, EpisodeError):
+                failure = None
+        if failure is not None:
+            raise failure
+        return False
+
+    def _run(self, what: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
 
     async def _answer(self, request: Request) -> Completion:
-        server, problem, url = self._server, "", self._servers.of(request.session)
-        for attempt in range(server.attempts):
-            if attempt:
-                pause_s = min(8.0, server.pause_s * 2 ** (attempt - 1))
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                url = self._servers.leave(request.session, url)
-            self._servers.start(url)
-            self._in_flight += 1
-            started = now_s()
-            try:
-                async with asyncio.timeout(server.request_s):
-                    answer = await self._ask(self._clients[url], request)
-                self._count(answer, started)
-                return answer
-            except TimeoutError:
-                problem, boundary = f"no answer within {server.request_s:g} s", TIMEOUT
-            except self._openai.APITimeoutError as error:
-                problem, boundary = _short(error), TIMEOUT
-            except (self._openai.APIConnectionError, self._openai.RateLimitError) as error:
-                problem, boundary = _short(error), ENGINE
-            except self._openai.InternalServerError as error:
-                problem, boundary = _short(error), ENGINE
-            except self._openai.APIStatusError as error:
-                raise EpisodeError(ENGINE, f"{url} refused the request: {_short(error)}") from error
-            except EpisodeError as failure:  # garbage: another try may bring sense
-                problem, boundary = failure.message, failure.boundary
-            except (ValueError, self._openai.APIError) as error:
-                problem, boundary = f"an answer that can't be read: {_short(error)}", ENGINE
-            finally:
-                self._servers.end(url)
-                self._in_flight -= 1
-            logger.info(
-                "%s, episode %s, attempt %d of %d: %s", url, request.session, attempt + 1, server.attempts, problem
-            )
-        raise EpisodeError(boundary, f"{url}, {server.attempts} attempts: {problem}")
+        server, attempt, bad = self._server, 0, ""
+        while True:
+            url = await self._fleet.found(request.session, bad)
+            outcome = await self._tried(url, request)
+            if isinstance(outcome, Completion):
+                return outcome
+            attempt += outcome.is_counted
+            told = (url, request.session, attempt, server.attempts, outcome.message)
+            logger.info("%s, episode %s, attempt %d of %d: %s", *told)
+            if attempt >= server.attempts:
+                raise EpisodeError(outcome.boundary, f"{url}, {server.attempts} attempts: {outcome.message}")
+            bad = url
+            if outcome.is_counted:
+                await asyncio.sleep(server.pause_before(attempt) * random.uniform(0.5, 1.0))
 
-    async def _ask(self, client: Any, request: Request) -> Completion:
-        if not self.is_text_only:
-            answer = token_completion(await self._post(client, request), request, self.codec)
-            return checked(request, answer, self.codec, False)
-        reply = await client.chat.completions.with_raw_response.create(
-            model=self.model,
-            messages=list(request.messages),
-            **({"tools": list(request.tools)} if request.tools else {}),
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            seed=request.seed % 2**31,
-            extra_headers={"X-Session-ID": request.session},
-        )
-        return checked(request, text_completion(json.loads(reply.text)), self.codec, True)
+    async def _tried(self, url: str, request: Request) -> Completion | _Problem:
+        """One attempt at one server, and what is to be learned about it."""
+        fleet, servers, api = self._fleet, self._fleet.servers, self._openai
+        servers.start(url)
+        self._in_flight += 1
+        started = now_s()
+        try:
+            async with asyncio.timeout(self._server.request_s):
+                answer = await self._ask(url, request, servers.version(url))
+        except (TimeoutError, api.APITimeoutError):
+            return self._failed(url, _Problem(TIMEOUT, f"no answer within {self._server.request_s:g} s"))
+        except (api.RateLimitError, api.InternalServerError) as error:
+            asked_s = retry_after_s(error.response.headers, wall_time())
+            if not isinstance(error, api.RateLimitError) and asked_s is None:
+                return self._failed(url, _Problem(ENGINE, _short(error)))
+            pause_s = servers.limited(url, asked_s, self._server.pause_s, now_s())
+            self._statistics = replace(self._statistics, limited=self._statistics.limited + 1)
+            return _Problem(ENGINE, f"it asks for a pause of {pause_s:.3g} s: {_short(error)}", is_counted=False)
+        except api.APIConnectionError as error:
+            if not _is_refused(error):
+                return self._failed(url, _Problem(ENGINE, _short(error)))
+            fleet.take_out(url, f"no connection: {_short(error.__cause__)}")
+            return _Problem(ENGINE, _short(error), is_counted=False)
+        except api.APIStatusError as error:
+            raise EpisodeError(ENGINE, f"{url} refused the request: {_short(error)}") from error
+        except StaleError as failure:
+            fleet.take_out(url, failure.message)
+            return _Problem(failure.boundary, failure.message)
+        except EpisodeError as failure:  # garbage: another try may bring sense
+            return self._failed(url, _Problem(failure.boundary, failure.message))
+        except (ValueError, api.APIError) as error:
+            return self._failed(url, _Problem(ENGINE, f"an answer that can't be read: {_short(error)}"))
+        finally:
+            servers.end(url)
+            self._in_flight -= 1
+            self._statistics = replace(self._statistics, attempts=self._statistics.attempts + 1)
+        servers.answered(url)
+        self._count(answer, started)
+        return answer
+
+    def _failed(self, url: str, problem: _Problem) -> _Problem:
+        if self._fleet.servers.failed(url):
+            self._fleet.take_out(url, f"several failures in a row, the last: {problem.message}")
+        return problem
+
+    async def _ask(self, url: str, request: Request, known: int) -> Completion:
+        client = self._fleet.clients[url]
+        if self.is_text_only:
+            tools: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
+            reply = await client.chat.completions.with_raw_response.create(
+                model=self.model,
+                messages=list[Any](request.messages),
+                **tools,
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                seed=request.seed % 2**31,
+                extra_headers={"X-Session-ID": request.session},
+            )
+            return checked(request, text_completion(self._billed(reply, request)), self.codec, True)
+        told = await self._post(client, request)
+        answer = token_completion(told, request, self.codec)
+        versions = token_versions(told, len(answer.ids), known)
+        newest = self._fleet.newest
+        if newest is None and max(versions, default=known) > known:  # somebody else published: the server confirms it
+            newest = await self._fleet.confirmed(url)
+        require_fresh(versions, known, newest)
+        self._fleet.seen(url, max(versions, default=known))
+        return checked(request, replace(answer, versions=versions), self.codec, False)
 
     @property
     def _more_stops(self) -> dict[str, list[int]]:
@@ -268,7 +315,21 @@ class OpenAIEngine:
             extra_body={"return_token_ids": True} | self._more_stops,
             extra_headers={"X-Session-ID": request.session},
         )
-        return json.loads(reply.text)
+        return self._billed(reply, request)
+
+    def _billed(self, reply: Any, request: Request) -> Any:
+        """The answer as JSON; its tokens are counted whether it is of use or not."""
+        told = json.loads(reply.text)
+        usage = told.get("usage") if isinstance(told, dict) else None
+        sizes = usage if isinstance(usage, dict) else {}
+        prompt, given = sizes.get("prompt_tokens"), sizes.get("completion_tokens")
+        was = self._statistics
+        self._statistics = replace(
+            was,
+            prompt_tokens=was.prompt_tokens + (prompt if type(prompt) is int else len(request.ids)),
+            answer_tokens=was.answer_tokens + (given if type(given) is int else 0),
+        )
+        return told
 
     def _count(self, answer: Completion, started_s: float) -> None:
         was = self._statistics
@@ -276,10 +337,19 @@ class OpenAIEngine:
             was,
             requests=was.requests + 1,
             batches=was.batches + 1,
-            batched=was.batched + self._in_flight,
+            batched=was.batched + self._in_flight + 1,
             tokens=was.tokens + len(answer.ids),
-            busy_s=was.busy_s + (now_s() - started_s) / max(1, self._in_flight),
+            busy_s=was.busy_s + (now_s() - started_s) / (self._in_flight + 1),
         )
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether there was no connection at all; a request that was on its way may have done harm, this one has not."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError) or type(error).__name__ == "ConnectError":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _short(error: object) -> str:

@@ -1,9 +1,10 @@
-"""What a model computes: passes of one fixed shape over the rows of a cache, and one token drawn from a row's logits.
+"""What a model computes: passes over the rows of a cache, and one token drawn from a row's logits.
 
-    read: a chunk of up to eight prompts into the cache · speak: a token's logits for every slot · draw: the token
+    read: a chunk of up to eight prompts into the cache · speak: a token's logits for each · draw: the token
 
-Every pass has one fixed shape and every request its own random numbers, so an answer depends on its prompt and seed,
-not on its neighbours. Does not know threads, queues, or when a pass is worth its time.
+A pass has one of a few shapes that are shown to give the same bits, and every request has its own random numbers: an
+answer depends on its prompt and seed, not on its neighbours. Does not know threads, queues, or when a pass is worth
+its time.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.agents.engines.cache import CHUNK, Cache
+from headrace.agents.engines.cache import CHUNK, Cache, Rows
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.errors import UsageError
 
 READERS = 8  # prompts read side by side
+_LEAST = 4  # rows that speak: with fewer, matrix products take other ways
+_ATTENTION = "headrace"  # its name in transformers
 
 
 @dataclass
@@ -52,64 +55,89 @@ class Generation:
         """Whether all but its last token lie in the cache."""
         return self.read >= self.length - 1
 
-    def draw(self, logits: Any, version: int) -> int:
-        """One token by inverse transform: one uniform number of the request's own per token."""
-        temperature = self.request.temperature
-        scaled = logits / temperature if temperature > 0 else logits
-        log_probs = scaled - scaled.max()
-        log_probs -= np.log(np.exp(log_probs).sum())
-        if temperature > 0:
-            total = np.cumsum(np.exp(log_probs))
-            token = int(min(np.searchsorted(total, self.rng.random() * total[-1], side="right"), len(total) - 1))
-        else:
-            token = int(log_probs.argmax())
+    def take(self, token: int, log_prob: float, version: int) -> None:
+        """The next token."""
         self.sampled.append(token)
-        self.log_probs.append(min(0.0, float(np.float32(log_probs[token]))))
+        self.log_probs.append(min(0.0, log_prob))
         self.versions.append(version)
-        return token
+
+
+def draw(speaking: Sequence[Generation], logits: Any, version: int) -> None:
+    """One token each by inverse transform: one uniform number of the request's own per token. Row by row the same."""
+    warm = np.array([one.request.temperature if one.request.temperature > 0 else 1.0 for one in speaking])
+    log_probs = logits / warm[:, None]
+    log_probs -= log_probs.max(axis=1, keepdims=True)
+    log_probs -= np.log(np.exp(log_probs).sum(axis=1, keepdims=True))
+    totals = np.cumsum(np.exp(log_probs), axis=1)
+    for one, log_prob, total in zip(speaking, log_probs, totals, strict=True):
+        if one.request.temperature > 0:
+            token = int(min(total.searchsorted(one.rng.random() * total[-1], side="right"), len(total) - 1))
+        else:
+            token = int(log_prob.argmax())
+        one.take(token, float(np.float32(log_prob[token])), version)
 
 
 class Passes:
     """A model with `places` rows of keys and values, of which `slots` speak at one time."""
 
     def __init__(self, model: Any, slots: int, places: int, length: int) -> None:
-        self._model = model
-        self._slots, self._length = slots, length
+        self._model = _with_own_attention(model)
         self._nowhere = places  # a row for what holds no request
         self._cache = Cache(model.config, places + 1, length)
+        self._mask = torch.zeros(1, 1, 1, 1)  # a mask that is given is not computed; the cache has its own
+        self._widths, self._readers = [slots], [READERS]  # rows of a speaking and of a reading pass, ascending
+        self._length = length
+
+    def prove_widths(self) -> None:
+        """Let few requests read and speak in narrow passes, where those give the bits of wide ones on this machine."""
+        for widths, tokens in ((self._readers, CHUNK), (self._widths, 1)):
+            most, rng = widths[-1], np.random.default_rng(1)
+            ids = torch.tensor(rng.integers(0, self._model.config.vocab_size, (most, tokens)))
+            starts = (rng.integers(0, self._length // tokens, most) * tokens).tolist()
+            places = [min(at, self._nowhere) for at in range(most)]
+            want = self._passed(ids, places, starts, most)
+            for width in (256, 128, 64, 32, 16, 8, 4, 2, 1):
+                is_sound = width < most and (width >= _LEAST or tokens > 1)
+                if is_sound and torch.equal(self._passed(ids[:width], places, starts, width), want[:width]):
+                    widths.insert(0, width)
 
     def read(self, generations: Sequence[Generation]) -> None:
         """One pass: a chunk of up to eight prompts, all but the last token of each, into the cache."""
-        ids = torch.zeros(READERS, CHUNK, dtype=torch.long)
-        rows, starts = torch.full((READERS,), self._nowhere), torch.zeros(READERS, 1, dtype=torch.long)
         passing = [one for one in generations if not one.is_read][:READERS]
+        if not passing:
+            return
+        width = next(width for width in self._readers if width >= len(passing))
+        ids = torch.zeros(width, CHUNK, dtype=torch.long)
+        rows, starts = [self._nowhere] * width, [0] * width
         for row, one in enumerate(passing):
             part = one.ids[one.read : min(one.read + CHUNK, one.length - 1)]
             ids[row, : len(part)] = torch.tensor(part)
-            rows[row], starts[row, 0] = one.place, one.read
+            rows[row], starts[row] = one.place, one.read
             one.read += len(part)
-        if passing:
-            self._cache.rows, self._cache.positions = rows, starts + torch.arange(CHUNK)
-            self.forward(ids, is_reading=True)
+        self._passed(ids, rows, starts, len(passing))
 
-    def speak(self, slots: Sequence[Generation | None]) -> Any:
-        """One pass: logits of the next token, [slots, vocabulary], in double precision."""
-        ids = torch.zeros(self._slots, 1, dtype=torch.long)
-        self._cache.rows = torch.full((self._slots,), self._nowhere)
-        self._cache.positions = torch.zeros(self._slots, 1, dtype=torch.long)
-        for at, one in enumerate(slots):
-            if one is not None:
-                ids[at, 0] = one.sampled[-1] if one.sampled else one.request.ids[-1]
-                self._cache.rows[at], self._cache.positions[at, 0] = one.place, one.length - 1
-        return self.forward(ids)[:, 0].double().numpy()
+    def speak(self, speaking: Sequence[Generation]) -> Any:
+        """One pass: logits of each one's next token, [speaking, vocabulary], in double precision."""
+        spare = next(width for width in self._widths if width >= len(speaking)) - len(speaking)
+        last = [one.sampled[-1] if one.sampled else one.request.ids[-1] for one in speaking]
+        rows, starts = [one.place for one in speaking], [one.length - 1 for one in speaking]
+        ids = torch.tensor([*last, *[0] * spare])[:, None]
+        nothing = [self._nowhere] * spare
+        logits = self._passed(ids, [*rows, *nothing], [*starts, *[0] * spare], len(speaking))[:, 0]
+        return logits[: len(speaking)].double().numpy()
+
+    def _passed(self, ids: Tensor, rows: list[int], starts: list[int], count: int) -> Tensor:
+        width, tokens = ids.shape
+        self._cache.place(rows[:width], starts[:width], tokens, count)
+        return self.forward(ids, is_reading=True) if tokens > 1 else self.forward(ids)
 
     def forward(self, ids: Tensor, is_reading: bool = False) -> Tensor:
         """The model over the cache's rows and positions of now."""
-        at = self._cache.positions
-        seen = torch.arange(self._length) <= at[..., None]  # [rows, tokens, length]
-        mask = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)[:, None]
         inner = self._model.model if is_reading else self._model  # reading needs no logits
-        out = inner(input_ids=ids, attention_mask=mask, position_ids=at, past_key_values=self._cache, use_cache=True)
+        out = inner(
+            input_ids=ids, attention_mask=self._mask, position_ids=self._cache.positions,
+            past_key_values=self._cache, use_cache=True,
+        )  # fmt: skip
         logits: Tensor = out.last_hidden_state if is_reading else out.logits
         return logits
 
@@ -124,3 +152,21 @@ class Passes:
         if ours != theirs:
             odd = sorted(set(ours.items()) ^ set(theirs.items()))[0][0]
             raise UsageError(f"publish: {odd}: expected shape {ours.get(odd)}, got {theirs.get(odd)}")
+
+
+def _with_own_attention(model: Any) -> Any:
+    """The model, with attention over the rows of our cache; without that cache it attends as it did."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attend(module: Any, query: Tensor, key: Any, value: Any, mask: Any, **options: Any) -> tuple[Tensor, None]:
+        if isinstance(key, Rows):
+            return key.attend(query, options.get("scaling")), None
+        plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
+        return plain
+
+    AttentionInterface.register(_ATTENTION, attend)
+    AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
+    model.set_attn_implementation(_ATTENTION)
+    return model

@@ -63,6 +63,10 @@ class EngineStatistics:
     batched: int = 0  # sequences in all of them together
     tokens: int = 0
     busy_s: float = 0.0
+    prompt_tokens: int = 0  # of all answers, those that were refused or asked for again included: what is paid for
+    answer_tokens: int = 0  # of all answers, likewise
+    attempts: int = 0  # requests to servers
+    limited: int = 0  # of those, how many were told to pause
 
     @property
     def batch_mean(self) -> float:

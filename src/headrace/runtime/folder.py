@@ -1,0 +1,45 @@
+"""A temporary folder that is gone when its owner is, however it ends.
+
+    Folder(prefix) ──pipe that carries nothing──> sh: reads until the pipe ends, then removes the folder
+
+A killed owner removes nothing, and what it started is killed with it (life): so somebody who is not has to be there.
+It is in a session of its own, holds no memory of ours, and ends with the folder. Does not know what lies in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+from multiprocessing import Pipe
+from pathlib import Path
+
+from headrace.runtime.life import keep_from_forks
+
+_REMOVE = 'read -r _; rm -rf -- "$1"'
+_END_S = 5.0
+
+
+class Folder:
+    """Of this process alone, mode 0700."""
+
+    def __init__(self, prefix: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        reader, self._owner = Pipe(duplex=False)
+        keep_from_forks(self._owner)
+        self._cleaner: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):  # no shell: then only a clean end removes it
+            self._cleaner = subprocess.Popen(
+                ["/bin/sh", "-c", _REMOVE, "sh", str(self.path)], stdin=reader.fileno(), stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True, cwd="/", env={"PATH": "/usr/bin:/bin"},
+            )  # fmt: skip
+        reader.close()
+
+    def remove(self) -> None:
+        """Now."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._owner.close()
+        if self._cleaner is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._cleaner.wait(_END_S)
