@@ -118,7 +118,7 @@ def test_where_the_token_comes_from(how: str, tmp_path: Path, monkeypatch: pytes
     words = {"file": ["--token-file", str(path)], "environment": [], "option": ["--token", "secret"]}[how]
     if how == "environment":
         monkeypatch.setenv("HEADRACE_TOKEN", "secret")
-    options = agents_command._parser().parse_args(["serve", *words])
+    options = agents_command._parsed(["serve", *words])
     assert agents_command._token(options) == "secret"
 
 
@@ -131,7 +131,7 @@ def test_token_files_that_are_none(tmp_path: Path) -> None:
         (["--token-file", str(empty), "--token", "x"], "expected one of them"),
     ):
         with pytest.raises(UsageError, match=told):
-            agents_command._token(agents_command._parser().parse_args(["serve", *words]))
+            agents_command._token(agents_command._parsed(["serve", *words]))
 
 
 # ------------------------------------------------------------------------------------------------ weights

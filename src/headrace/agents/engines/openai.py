@@ -27,7 +27,7 @@ from headrace.agents.codec import ByteCodec, Codec, described
 from headrace.agents.engines.answers import text_completion, token_completion
 from headrace.agents.engines.fleet import Fleet
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
-from headrace.agents.engines.servers import OutageError, Server, retry_after_s
+from headrace.agents.engines.servers import OutageError, Server, is_refused, retry_after_s
 from headrace.agents.engines.weight_updates import (
     HeadraceUpdates,
     StaleError,
@@ -248,7 +248,7 @@ class OpenAIEngine:
             self._statistics = replace(self._statistics, limited=self._statistics.limited + 1)
             return _Problem(ENGINE, f"it asks for a pause of {pause_s:.3g} s: {_short(error)}", is_counted=False)
         except api.APIConnectionError as error:
-            if not _is_refused(error):
+            if not is_refused(error):
                 return self._failed(url, _Problem(ENGINE, _short(error)))
             fleet.take_out(url, f"no connection: {_short(error.__cause__)}")
             return _Problem(ENGINE, _short(error), is_counted=False)
@@ -341,15 +341,6 @@ class OpenAIEngine:
             tokens=was.tokens + len(answer.ids),
             busy_s=was.busy_s + (now_s() - started_s) / (self._in_flight + 1),
         )
-
-
-def _is_refused(error: BaseException | None) -> bool:
-    """Whether there was no connection at all; a request that was on its way may have done harm, this one has not."""
-    while error is not None:
-        if isinstance(error, ConnectionRefusedError) or type(error).__name__ == "ConnectError":
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _short(error: object) -> str:

@@ -195,3 +195,12 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float) -> float | None:
     with suppress(ValueError, TypeError, OverflowError):  # else by our clock
         wall_s = parsedate_to_datetime(headers.get("date", "")).timestamp()
     return max(0.0, then_s - wall_s)
+
+
+def is_refused(error: BaseException | None) -> bool:
+    """Whether there was no connection at all; a request that was on its way may have done harm, this one has not."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError) or type(error).__name__ == "ConnectError":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
