@@ -10,7 +10,7 @@ from copy import copy
 from operator import index
 from typing import SupportsIndex
 
-from headrace.plain_text import MAX_ERROR, message_of, shortened
+from headrace.plain_text import MAX_ERROR, shortened
 
 
 class HeadraceError(Exception):
@@ -22,11 +22,9 @@ class HeadraceError(Exception):
         super().__init__(shortened(message, MAX_ERROR))
 
 
-def again(error: Exception) -> HeadraceError:
-    """The error to raise for one that was raised before: the same words and notes, without what it held on to."""
-    if isinstance(error, HeadraceError):
-        return copy(error)
-    return HeadraceError(f"it has failed before: {type(error).__name__}: {message_of(error)}")
+def again(error: HeadraceError) -> HeadraceError:
+    """An error that was raised before, to be raised once more: its words and notes, without what it held on to."""
+    return copy(error)
 
 
 class UsageError(HeadraceError):

@@ -19,7 +19,7 @@ from headrace.build import open_place
 from headrace.collecting.host import Order
 from headrace.collecting.place import Place, Replaced, StartOf
 from headrace.collecting.plan import HostPlan
-from headrace.collecting.topology import Topology, split
+from headrace.collecting.topology import Topology, WorkerLimits, split
 from headrace.envs.building import build_envs
 from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.spec import EnvSpec
@@ -113,9 +113,13 @@ def stage(
     max_lag: int = 1,
     pick_up_rows: int = 0,
 ) -> Iterator[Stage]:
-    """Five environments in three uneven shards, two hosts where there can be two; closed at the end."""
+    """Five environments in three uneven shards, two hosts where there can be two; closed at the end.
+
+    What an environment raises is raised by the place, everywhere: nothing is tried again.
+    """
     workers = 1 if kind == "inline" else workers
-    topology = Topology(kind, "local", max_lag, tuple(split(n_envs, n_shards)), (), workers, pick_up_rows=pick_up_rows)
+    shards, limits = tuple(split(n_envs, n_shards)), WorkerLimits(env_retries=0)
+    topology = Topology(kind, "local", max_lag, shards, (), workers, pick_up_rows=pick_up_rows, limits=limits)
     plan = plan_for(env, topology, n_steps)
     flat = FlatParameters(copy.deepcopy(plan.module))
     make = SharedSegment.create if kind == "processes" else HeapSegment

@@ -50,7 +50,7 @@ class Place(Protocol):
         """Hand an order to the host of its shard; does not wait."""
 
     def wait(self) -> None:
-        """Until a slab is committed or a host is gone. A failure of an environment is raised here."""
+        """Until a slab is committed or a host is gone. A failure that no other host could mend is raised here."""
 
     def worker_of(self, shard: int) -> int:
         """The number of the host that fills a shard's slabs."""

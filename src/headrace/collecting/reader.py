@@ -28,7 +28,7 @@ from headrace.collecting.topology import Topology
 from headrace.episodes import standing as standings
 from headrace.episodes.entry import Entry, entry_of
 from headrace.episodes.journal import Entered, Finished, Journal, in_order
-from headrace.errors import HeadraceError, again
+from headrace.errors import HeadraceError
 from headrace.learning.batch import Batch, assemble
 from headrace.memory.ledger import Ledger
 from headrace.memory.ring import Ring, Taken
@@ -66,7 +66,7 @@ class Reader:
         self.is_recording = False  # whether there is such a journal
         self._batches = 0  # lent and given back
         self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
-        self._failure: HeadraceError | None = None  # of collecting, or of what ran ahead: until it goes on elsewhere
+        self._failure: HeadraceError | None = None  # of what ran ahead
         self._spent_ns = np.zeros(4)  # by the hosts, since the last batch: environments, inference, copying, idle
         self._wait_s = 0.0
         self.notices = Notices(journal, lambda text: self.say(text))
@@ -77,15 +77,12 @@ class Reader:
 
     def collect(self) -> Batch:
         """One slab of every shard, or as many in the order they came: leased, filled, committed, taken, entered."""
-        if self._failure is not None:
-            raise again(self._failure)  # whoever it came from may be gone: nothing to wait for
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         if self._lent:
             raise HeadraceError("collect: the last batch was not given back")
-        try:
-            self._gather()
-        except Exception as error:
-            self._failure = again(error)
-            raise
+        self._gather()
         taken, self._in_hand, self._looked = self._in_hand, [], 0
         self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
         self._ended = in_order([self._enter(one) for one in self._lent])  # not if it was broken off
@@ -93,7 +90,7 @@ class Reader:
         return assemble([one.slab for one in self._lent])
 
     def _gather(self) -> None:
-        """Take slabs in hand until there are enough for a batch; broken off by a signal, it goes on where it was."""
+        """Take slabs in hand until there are enough for a batch; broken off, it goes on where it was."""
         self._launch()
         self._take()
         self._hand_out()
@@ -139,7 +136,7 @@ class Reader:
         try:
             self._hand_out()
         except HeadraceError as error:
-            self._failure = again(error)  # whose traceback would hold on to the batch
+            self._failure = error.with_traceback(None)  # which would hold on to the batch
 
     def totals(self) -> Totals:
         """What it has given so far."""

@@ -36,6 +36,7 @@ class Threads:
         self._plan, self._slabs, self._store, self._workers = plan, slabs, store, workers
         self._orders: list[SimpleQueue[Order | None]] = [SimpleQueue() for _ in range(workers)]
         self._reports: SimpleQueue[BaseException | None] = SimpleQueue()  # None: a thread is ready, a slab is done
+        self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._close_errors: list[HeadraceError] = []
         self._is_closing = False
@@ -59,10 +60,10 @@ class Threads:
         self._orders[self.worker_of(order.lease.shard)].put(order)
 
     def wait(self) -> None:
-        """Until a thread has something to report."""
-        failure = self._reports.get()
-        if failure is not None:
-            raise failure
+        """Until a thread has something to report; one that has failed is gone, and reports no more."""
+        self._failure = self._failure or self._reports.get()
+        if self._failure is not None:
+            raise self._failure
 
     def worker_of(self, shard: int) -> int:
         """The number of the thread."""

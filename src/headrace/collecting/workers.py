@@ -29,7 +29,7 @@ from headrace.collecting.warm_up import warm_up
 from headrace.collecting.watch import Watch
 from headrace.collecting.worker import RETIRE, WorkerPlan, run_worker
 from headrace.episodes.standing import Standing
-from headrace.errors import EnvRaised, HeadraceError
+from headrace.errors import EnvRaised, HeadraceError, again
 from headrace.memory.crash_note import Doing
 from headrace.runtime.child import Child
 from headrace.runtime.death import Death
@@ -98,6 +98,7 @@ class Workers:
         self.retiring: set[int] = set()
         self.ends: dict[int, _End] = {}  # of workers that are to be replaced, or are being killed
         self._is_ended = False
+        self._failure: HeadraceError | None = None  # for which the supervisor has given up
 
     @property
     def num_starting(self) -> int:
@@ -180,7 +181,8 @@ class Workers:
             elif isinstance(instruction, Lost):
                 self._lost(instruction)
             elif isinstance(instruction, GiveUp):
-                raise self._given_up(instruction)
+                self._failure = self._given_up(instruction)
+                raise self._failure
         if isinstance(event, Ready) and not self.num_starting:
             self.standby.mend()  # not earlier: a spare that comes up would slow down those that are waited for
 
@@ -204,7 +206,9 @@ class Workers:
         self.watch.close()
 
     def require_open(self) -> None:
-        """Raise if they were ended."""
+        """Raise if they were ended, or given up."""
+        if self._failure is not None:
+            raise again(self._failure)
         if self._is_ended:
             raise HeadraceError("the workers of this run were ended; make another run or load its last checkpoint")
 
