@@ -50,6 +50,7 @@ from headrace.runtime.supervisor_state import (
 
 _PRELOAD = ("headrace.collecting.worker", "headrace.collecting.warm_up", "headrace.envs.serial")
 _START_UPS = RestartLimits(fruitless=5, first_starts=5)  # in a row without a committed slab
+_ENDED = "the workers of this run were ended; make another run or load its last checkpoint"
 _CLOSE_S = 3.0  # for environments that are being closed, beyond the patience that all workers have to end
 
 logger = logging.getLogger(__name__)
@@ -97,8 +98,7 @@ class Workers:
         self.replaced = replaced or Replaced()  # one that can't be replaced is not among them
         self.retiring: set[int] = set()
         self.ends: dict[int, _End] = {}  # of workers that are to be replaced, or are being killed
-        self._is_ended = False
-        self._failure: HeadraceError | None = None  # for which the supervisor has given up
+        self._end: HeadraceError | None = None  # what whoever needs them is told, once they were ended or given up
 
     @property
     def num_starting(self) -> int:
@@ -181,8 +181,8 @@ class Workers:
             elif isinstance(instruction, Lost):
                 self._lost(instruction)
             elif isinstance(instruction, GiveUp):
-                self._failure = self._given_up(instruction)
-                raise self._failure
+                self._end = self._given_up(instruction)
+                raise self._end
         if isinstance(event, Ready) and not self.num_starting:
             self.standby.mend()  # not earlier: a spare that comes up would slow down those that are waited for
 
@@ -191,7 +191,7 @@ class Workers:
 
         One that hangs in close() is named.
         """
-        self.vacant, self._is_ended = [], True
+        self.vacant, self._end = [], self._end or HeadraceError(_ENDED)
         for child in self.children.values():
             child.hang_up()
         deadline = now_s() + patience_s
@@ -207,10 +207,8 @@ class Workers:
 
     def require_open(self) -> None:
         """Raise if they were ended, or given up."""
-        if self._failure is not None:
-            raise again(self._failure)
-        if self._is_ended:
-            raise HeadraceError("the workers of this run were ended; make another run or load its last checkpoint")
+        if self._end is not None:
+            raise again(self._end)
 
     def _start(self, workers: list[int]) -> None:
         taken: dict[int, Child] = {}
