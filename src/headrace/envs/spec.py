@@ -42,6 +42,8 @@ class EnvSpec:
     action_repeat: int = 1
     seed_bits: int = LONG
     """Width of reset seeds. A run finds out itself whether an environment takes 32 bits only."""
+    origin: str = field(default="", compare=False)
+    """Where this comes from, if the user passed something else; for people, no part of the configuration."""
 
     def __post_init__(self) -> None:
         if isinstance(self.env, gym.Env | gym.vector.VectorEnv):
