@@ -42,6 +42,8 @@ class SessionConfig:
     """Environment steps to train for; the last update is finished, so it may take a few more."""
     tags: Literal["sb3", "cleanrl", "both"] = "sb3"
     """Names of the metrics in TensorBoard."""
+    log_interval: int = 1
+    """Updates between two entries of the metrics."""
     checkpoint_every: int = 100_000
     """Steps between checkpoints; 0 for one at the end only."""
     keep_checkpoints: int = 3
@@ -62,6 +64,7 @@ class SessionConfig:
     def __post_init__(self) -> None:
         for name, least in (
             ("total_timesteps", 1),
+            ("log_interval", 1),
             ("checkpoint_every", 0),
             ("keep_checkpoints", 0),
             ("keep_episodes_mb", 0),

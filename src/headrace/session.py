@@ -112,13 +112,13 @@ class Session:
                 self._look_at_check()
                 record = update.record | self._evaluate_if_due(update.steps)
                 record |= self._timed(update)
-                self._files.write_record(record)
+                goes_on = self._called_back(record, update.number)
                 if self._view is not None:
                     self._view.update(record)
                 self._checkpoint_if_due(update.steps)
                 if self._reached():
                     return "stop_reward reached"
-                if self._callback is not None and self._callback(record) is False:
+                if not goes_on:
                     return "stopped by callback"
                 stop.is_resting = False
                 if self._watch is not None:
@@ -140,6 +140,14 @@ class Session:
             logger.warning("%s", text)
             if self._view is not None:
                 self._view.message(f"warning: {text}")
+
+    def _called_back(self, record: Record, update: int) -> bool:
+        """Whether to go on. A callback may add to the record, which is written even if it fails."""
+        try:
+            return self._callback is None or self._callback(record) is not False
+        finally:
+            if update % self._config.log_interval == 0 or any(tag.startswith("eval/") for tag in record):
+                self._files.write_record(record)
 
     def _evaluate_if_due(self, steps: int) -> Record:
         config = self._config

@@ -12,34 +12,32 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-import numpy as np
+import gymnasium as gym
 import numpy.typing as npt
 
-from headrace.api.arguments import with_env
+from headrace.api.arguments import next_folder, require_known, with_env
+from headrace.api.callbacks import Calls, Logger
 from headrace.api.evaluation import evaluate_parts
 from headrace.api.plan_text import facts, plan_text
+from headrace.api.prediction import predicted
+from headrace.api.vec_env import VecEnv, play_envs
 from headrace.build import Parts, build_run
 from headrace.checkpoints.run_directory import open_run_dir
 from headrace.checkpoints.snapshot import Snapshot, find_latest, save
-from headrace.collecting.plan import build_noise
 from headrace.collecting.schedule import Schedule
 from headrace.collecting.topology import TopologyConfig
-from headrace.envs.actions import sender
-from headrace.envs.seeds import Purpose
 from headrace.envs.spec import EnvSource, EnvSpec
-from headrace.errors import HeadraceError, SchemaError, UsageError
+from headrace.errors import HeadraceError, UsageError
 from headrace.evaluation.in_passing import InPassing
-from headrace.inference.local import LocalInference
 from headrace.loading import Fit, admit, read_from, require_fit
-from headrace.memory.spaces import as_rows, shape_of
 from headrace.plain_text import message_of
 from headrace.policies.config import BUILT_IN
-from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module
 from headrace.policies.threads import torch_threads
 from headrace.run_config import RunConfig, SessionConfig, decode, encode
@@ -63,7 +61,11 @@ class Model:
 
     algorithm: ClassVar[str | None] = None  # None: any
     result: Result | None = None  # how the last learn ended
+    shown_steps: int | None = None  # while callbacks go through a rollout: the steps up to its present row
     _verbose = 0
+    _log_folder: Path | None = None  # SB3's tensorboard_log
+    _log_run: Path | None = None  # the folder in it that the last learn wrote to
+    _instance: gym.Env[Any, Any] | None = None  # the environment that was passed, if it was an instance
     _predictions = 0
     _is_new = True  # has no run directory yet and was not restored: it may not go on in another run's
     _is_torn = False  # collecting was broken off: the environments are beyond the last commit
@@ -96,28 +98,40 @@ class Model:
     def learn(
         self,
         total_timesteps: int,
-        callback: Callback | None = None,
+        callback: Any = None,
+        log_interval: int = 1,
+        tb_log_name: str = "",
+        reset_num_timesteps: bool = False,
         progress_bar: bool = False,
         run_dir: str | os.PathLike[str] | None = None,
         **session: Any,
     ) -> Self:
         """Train for that many more steps. With a run_dir, metrics, checkpoints, result and report are kept there.
 
-        `callback` gets every update's record and stops training by returning False. Further keywords are those of
-        SessionConfig: eval_every, n_eval_episodes, stop_reward, checkpoint_every, keep_checkpoints, keep_episodes_mb,
-        check_episodes, tags.
+        `callback` is a function that gets every update's record, an object with SB3's methods, or a list of both; False
+        ends training. Metrics are written every `log_interval` updates. With the model's tensorboard_log, the run
+        directory is <tensorboard_log>/<tb_log_name>_1, _2 ... `reset_num_timesteps` counts from 0 again.
+        Further keywords: eval_every, n_eval_episodes, stop_reward, checkpoint_every, keep_checkpoints,
+        keep_episodes_mb, check_episodes, stall_after_s, tags.
         With progress_bar, or verbose=1, the terminal shows the run. Ctrl-C ends it at the last update and comes out as
         KeyboardInterrupt; the model is then as after that update, and can be saved or learn on.
         """
-        try:
-            config = SessionConfig(int(total_timesteps), **session)
-        except TypeError as error:
-            known = ", ".join(name for name in SessionConfig.__dataclass_fields__ if name != "total_timesteps")
-            raise UsageError(f"learn: {error}; expected some of {known}") from error
+        require_known("learn", session, [field.name for field in fields(SessionConfig)])
+        config = SessionConfig(int(total_timesteps), log_interval=log_interval, **session)
+        if reset_num_timesteps:
+            self._run.updates = self._run.steps = 0
         show = progress_bar or self._verbose > 0
         directory = None if run_dir is None else Path(run_dir)
+        if directory is None and self._log_folder is not None:
+            name = tb_log_name or type(self).__name__
+            is_next = reset_num_timesteps or self._log_run is None
+            directory = self._log_run = next_folder(self._log_folder, name) if is_next else self._log_run
         more = replace(config, total_timesteps=self._run.steps + config.total_timesteps)
-        result = self.train(more, directory, show, callback)
+        place = self._parts.config.topology
+        calls = Calls(callback, self, place.n_steps, place.n_envs)
+        calls.start()
+        result = self.train(more, directory, show, calls if calls else None)
+        calls.end()
         if result.exit_reason == "SIGINT":
             raise KeyboardInterrupt
         if result.exit_reason in ("SIGTERM", "SIGHUP"):
@@ -170,22 +184,9 @@ class Model:
         self, observation: Any, state: None = None, episode_start: None = None, deterministic: bool = False
     ) -> tuple[Array, None]:
         """Actions for one observation or a batch, as the environment wants them; `state` is for SB3's signature."""
-        parts = self._parts
-        try:
-            rows, is_single = as_rows(parts.observation, observation)
-        except SchemaError as error:
-            raise SchemaError(f"predict: {error}") from error
-        count, noise = len(next(iter(rows.values()))), None
-        if not deterministic:
-            spec = as_policy(parts.module).noise
-            drawn = build_noise(spec, range(count), parts.config.seed, Purpose.EVALUATION_NOISE)
-            noise = drawn.draw(np.full(count, self._predictions), 1)[0]
-            self._predictions += 1
-        actions = np.empty((count, *shape_of(parts.action)), parts.action.dtype)
-        with torch_threads(1):
-            LocalInference(parts.module, parts.observation, parts.action, parts.tile).act(rows, noise, actions)
-        actions = sender(parts.action)(actions)
-        return (actions[0] if is_single else actions), None
+        actions = predicted(self._parts, observation, None if deterministic else self._predictions)
+        self._predictions += not deterministic
+        return actions, None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything needed to go on, or to predict, into a directory."""
@@ -288,7 +289,16 @@ class Model:
     @property
     def num_timesteps(self) -> int:
         """Real environment steps so far."""
-        return self._run.steps
+        return self._run.steps if self.shown_steps is None else self.shown_steps
+
+    @cached_property
+    def logger(self) -> Logger:
+        """`logger.record(name, value)`, from a callback: one more entry of the metrics."""
+        return Logger()
+
+    def get_env(self) -> VecEnv:
+        """Environments to play in, with SB3's four-value step: the instance that was passed, or new ones."""
+        return play_envs(self._parts.config, self._instance)
 
     @property
     def run(self) -> Run:

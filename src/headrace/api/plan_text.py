@@ -20,7 +20,7 @@ def facts(parts: Parts, algorithm: Algorithm) -> dict[str, str]:
     shards = len(topology.shards)
     return {
         "environment": f"{config.env.name} x {n_envs}, {type(parts.observation).__name__} -> "
-        f"{type(parts.action).__name__}",
+        f"{type(parts.action).__name__}{f' ({config.env.origin})' if config.env.origin else ''}",
         "topology": f"{topology.topology}{_workers(topology)}, {shards} shard{'s'[: shards > 1]}, "
         f"max_lag {topology.max_lag}, inference {topology.inference}",
         "policy": f"{type(parts.module).__name__}, {parts.weights.flat.vector.numel():,} parameters, "

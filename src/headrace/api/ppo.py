@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from headrace.api.arguments import drawn_seed, env_spec, own_module, place, policy_config
+import gymnasium as gym
+
+from headrace.api.arguments import (
+    drawn_seed,
+    env_spec,
+    own_module,
+    place,
+    policy_config,
+    require_device,
+    require_known,
+)
 from headrace.api.model import Model
-from headrace.envs.spec import EnvSource, EnvSpec
+from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
+from headrace.errors import UsageError
 from headrace.learning.config import PpoConfig
 from headrace.learning.config import Schedule as Coefficient
 from headrace.policies.policy import Module
@@ -30,7 +43,7 @@ class PPO(Model):
     def __init__(
         self,
         policy: str | Module,
-        env: EnvSource | EnvSpec,
+        env: EnvSource | EnvSpec | gym.Env[Any, Any],
         learning_rate: Coefficient = 3e-4,
         n_steps: int = 2048,
         batch_size: int = 64,
@@ -45,9 +58,9 @@ class PPO(Model):
         max_grad_norm: float = 0.5,
         target_kl: float | None = None,
         *,
-        n_envs: int = 8,
+        n_envs: int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
-        wrappers: Sequence[EnvSource] = (),
+        wrappers: Sequence[Wrapper] = (),
         action_repeat: int = 1,
         policy_kwargs: Mapping[str, Any] | None = None,
         gradients: str = "auto",
@@ -73,8 +86,19 @@ class PPO(Model):
         env_retries: int = 100,
         seed: int | None = None,
         verbose: int = 0,
+        device: Any = "auto",
+        tensorboard_log: str | os.PathLike[str] | None = None,
+        use_sde: bool = False,
+        **unknown: Any,
     ) -> None:
+        """SB3's arguments mean what they mean there. An `env` that is an instance is built anew n_envs times (1)."""
         given = locals()
+        require_known("PPO", unknown, [name for name in given if name not in ("self", "unknown")])
+        require_device(device)
+        if use_sde:
+            raise UsageError("use_sde: state-dependent exploration is not built; leave it out for Gaussian noise")
+        if n_envs is None and isinstance(env, gym.Env):
+            given["n_envs"] = 1
         config = RunConfig(
             env=env_spec(env, env_kwargs, wrappers, action_repeat),
             seed=drawn_seed(seed),
@@ -83,4 +107,5 @@ class PPO(Model):
             topology=place(**{name: given[name] for name in _PLACE}),
         )
         self._set_up(config, own_module(policy))
-        self._verbose = verbose
+        self._verbose, self._instance = verbose, env if isinstance(env, gym.Env) else None
+        self._log_folder = None if tensorboard_log is None else Path(tensorboard_log)

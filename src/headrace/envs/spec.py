@@ -13,7 +13,7 @@ import difflib
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,11 +22,14 @@ import gymnasium as gym
 import numpy as np
 
 from headrace.envs.raising import require_own
+from headrace.envs.registered import adopt, entry_of
 from headrace.envs.returns import number
 from headrace.envs.seeds import LONG, SHORT, Purpose, episode_seed
 from headrace.errors import EnvError, EnvRaised, HeadraceError, UsageError
 
 EnvSource = str | Callable[..., Any]
+Wrapper = EnvSource | tuple[EnvSource, Mapping[str, Any]]
+"""A wrapper, or a wrapper and its keyword arguments. As text: module:attribute, or module:attribute {"key": value}."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,12 @@ class EnvSpec:
 
     env: EnvSource
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    wrappers: tuple[EnvSource, ...] = ()
+    wrappers: tuple[Wrapper, ...] = ()
     action_repeat: int = 1
     seed_bits: int = LONG
     """Width of reset seeds. A run finds out itself whether an environment takes 32 bits only."""
+    origin: str = field(default="", compare=False)
+    """Where this comes from, if the user passed something else; for people, no part of the configuration."""
 
     def __post_init__(self) -> None:
         if isinstance(self.env, gym.Env | gym.vector.VectorEnv):
@@ -48,11 +53,20 @@ class EnvSpec:
             )
         if not isinstance(self.env, str) and not callable(self.env):
             raise UsageError(f"env: expected an id, module:attribute or a callable, got {type(self.env).__name__}")
+        object.__setattr__(self, "wrappers", tuple(map(_one_wrapper, self.wrappers)))
         repeat: Any = self.action_repeat
         if not isinstance(repeat, int) or repeat < 1:
             raise UsageError(f"action_repeat: expected a whole number of at least 1, got {repeat!r}")
         if self.seed_bits not in (LONG, SHORT):
             raise UsageError(f"seed_bits: expected {LONG} or {SHORT}, got {self.seed_bits!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """On its way to another process, where the id may not be registered."""
+        return vars(self) | {"registered": entry_of(self.env)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        adopt(state.pop("registered"))
+        vars(self).update(state)
 
     @property
     def name(self) -> str:
@@ -105,9 +119,7 @@ class EnvSpec:
         return {
             "env": self.env if isinstance(self.env, str) else {"callable": self.name},
             "kwargs": _jsonable(self.kwargs),
-            "wrappers": [
-                w if isinstance(w, str) else {"callable": getattr(w, "__qualname__", repr(w))} for w in self.wrappers
-            ],
+            "wrappers": [w if isinstance(w, str) else {"callable": _name_of(w)} for w in self.wrappers],
             "action_repeat": self.action_repeat,
             "seed_bits": self.seed_bits,
         }
@@ -131,9 +143,8 @@ class EnvSpec:
         except BaseException as error:
             raise self._failed(error) from error
 
-    def _wrap(self, env: gym.Env[Any, Any], wrapper: EnvSource) -> gym.Env[Any, Any]:
-        wrap = _load(wrapper, "wrapper") if isinstance(wrapper, str) else wrapper
-        name = wrapper if isinstance(wrapper, str) else getattr(wrapper, "__qualname__", repr(wrapper))
+    def _wrap(self, env: gym.Env[Any, Any], wrapper: Any) -> gym.Env[Any, Any]:
+        wrap, name = (_load_wrapper(wrapper), wrapper) if isinstance(wrapper, str) else (wrapper, _name_of(wrapper))
         try:
             wrapped = wrap(env)
         except BaseException as error:
@@ -193,6 +204,41 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
 
 def _raised(error: BaseException, text: str) -> EnvError:
     return EnvError(text) if isinstance(error, KeyboardInterrupt) else EnvRaised(text)
+
+
+def _one_wrapper(wrapper: Any) -> EnvSource:
+    """A pair as one thing: text where a file can hold it, so that a checkpoint can name it, else a callable."""
+    is_pair = isinstance(wrapper, Sequence) and not isinstance(wrapper, str)
+    if is_pair and not (len(wrapper) == 2 and isinstance(wrapper[1], Mapping)):
+        raise UsageError(f"wrappers: expected a wrapper or (wrapper, kwargs), got {wrapper!r}")
+    wrap, kwargs = (wrapper[0], dict(wrapper[1])) if is_pair else (wrapper, {})
+    if isinstance(wrap, str):
+        plain = _jsonable(kwargs)
+        if not any(isinstance(value, dict) and set(value) == {"object"} for value in plain.values()):
+            return f"{wrap} {json.dumps(plain, sort_keys=True)}" if plain else wrap
+        wrap = _load(wrap, "wrapper")
+    if not callable(wrap):
+        raise UsageError(f"wrappers: expected module:attribute or a callable, got {wrap!r}")
+    return partial(wrap, **kwargs) if kwargs else wrap
+
+
+def _load_wrapper(text: str) -> Callable[..., Any]:
+    path, brace, rest = text.partition("{")
+    wrap = _load(path.strip(), "wrapper")
+    if not brace:
+        return wrap
+    try:
+        kwargs = json.loads(brace + rest)
+    except ValueError as error:
+        raise UsageError(f'wrapper {text!r}: expected module:attribute {{"key": value}}: {error}') from error
+    return partial(wrap, **kwargs)
+
+
+def _name_of(wrapper: Any) -> str:
+    if isinstance(wrapper, partial):
+        given = ", ".join(f"{key}={value!r}" for key, value in wrapper.keywords.items())
+        return f"{_name_of(wrapper.func)}({given})"
+    return str(getattr(wrapper, "__qualname__", repr(wrapper)))
 
 
 def _load(path: str, what: str) -> Callable[..., Any]:

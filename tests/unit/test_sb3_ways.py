@@ -1,0 +1,425 @@
+"""What SB3's users bring: environment instances, its keywords, get_env, callbacks. Each has the effect it has there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.wrappers import FrameStackObservation
+
+import headrace as hr
+from headrace.envs.instances import Copies, spec_of
+from headrace.errors import UsageError
+from support.command import PATHS
+from support.faulty_envs import Steady
+
+SMALL: dict[str, Any] = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "n_epochs": 2, "seed": 1, "topology": "inline"}
+ROLLOUT = 64
+
+
+def weights_of(model: hr.PPO) -> str:
+    return model.run.hashes()["weights_sha256"]
+
+
+# ------------------------------------------------------------------------------------------- environments of the user's
+
+
+SCRIPT = """
+    import gymnasium as gym
+    import headrace as hr
+    from support.faulty_envs import Steady
+
+    class Mine(Steady):
+        def __init__(self, length=5):
+            super().__init__(length)
+
+    gym.register("Mine-v0", "__main__:Mine", max_episode_steps=3)
+    gym.register("Mine-v1", Mine, kwargs={"length": 4})
+    for name in ("Mine-v0", "Mine-v1"):
+        for place in ({"topology": "inline"}, {"topology": "processes", "workers": 2}):
+            options = dict(n_envs=4, n_steps=8, batch_size=16, n_epochs=1, seed=1)
+            with hr.PPO("MlpPolicy", name, **options, **place) as model:
+                model.learn(64)
+                print(name, model.run.hashes()["weights_sha256"])
+"""
+
+
+def test_an_environment_that_a_script_registers_works_in_workers(tmp_path: Path) -> None:
+    """Its entry point may be a name in the script, or the class itself; both with what the entry says besides."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        env={"PYTHONPATH": PATHS, "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stderr
+    first, second, third, fourth = ran.stdout.split("\n")[:4]
+    assert first == second
+    assert third == fourth
+    assert first.split()[1] != third.split()[1]
+
+
+def test_wrappers_with_keyword_arguments(tmp_path: Path) -> None:
+    """As pairs; by name they also go into a checkpoint, and a class is told apart by what it was given."""
+    named = [("gymnasium.wrappers:FrameStackObservation", {"stack_size": 3}), "gymnasium.wrappers:FlattenObservation"]
+    with hr.PPO("MlpPolicy", "CartPole-v1", wrappers=named, **SMALL) as model:
+        model.learn(ROLLOUT)
+        model.save(tmp_path / "saved")
+        bits = weights_of(model)
+    with hr.PPO.load(tmp_path / "saved") as model:
+        assert model.parts.config.env.make().observation_space.shape == (12,)
+    classes = [(FrameStackObservation, {"stack_size": 3}), gym.wrappers.FlattenObservation]
+    with hr.PPO("MlpPolicy", "CartPole-v1", wrappers=classes, **SMALL) as model:
+        assert weights_of(model.learn(ROLLOUT)) == bits
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "words"),
+    [
+        (("gymnasium.wrappers:FrameStackObservation", 3), r"expected a wrapper or \(wrapper, kwargs\)"),
+        ((FrameStackObservation, {"stack_size": 3}, 1), r"expected a wrapper or \(wrapper, kwargs\)"),
+        (3, "expected module:attribute or a callable, got 3"),
+        ((3, {}), "expected module:attribute or a callable, got 3"),
+    ],
+)
+def test_what_is_no_wrapper(wrapper: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        hr.EnvSpec("CartPole-v1", wrappers=(wrapper,))
+
+
+def test_a_wrappers_text_that_is_no_json() -> None:
+    spec = hr.EnvSpec("CartPole-v1", wrappers=("gymnasium.wrappers:FrameStackObservation {3}",))
+    with pytest.raises(UsageError, match=r"expected module:attribute \{\"key\": value\}"):
+        spec.make()
+
+
+class Recorded(gym.Wrapper[Any, Any, Any, Any]):
+    """A wrapper that Gymnasium can't rebuild: it does not record its arguments."""
+
+
+def changed(**attributes: float) -> gym.Env[Any, Any]:
+    env = gym.make("CartPole-v1")
+    for name, value in attributes.items():
+        setattr(env.unwrapped, name, value)
+    return env
+
+
+@pytest.mark.parametrize(
+    ("make", "encoded"),
+    [
+        (lambda: gym.make("CartPole-v1"), ("CartPole-v1", {}, [])),
+        (lambda: gym.make("CartPole-v1", render_mode="human"), ("CartPole-v1", {}, [])),
+        (lambda: gym.make("CartPole-v1", max_episode_steps=9), ("CartPole-v1", {"max_episode_steps": 9}, [])),
+        (lambda: gym.make("Pendulum-v1", g=5.0), ("Pendulum-v1", {"g": 5.0}, [])),
+        (
+            lambda: FrameStackObservation(gym.make("CartPole-v1"), 2),
+            (
+                "CartPole-v1",
+                {},
+                [
+                    "gymnasium.wrappers.stateful_observation:FrameStackObservation "
+                    '{"padding_type": "reset", "stack_size": 2}'
+                ],
+            ),
+        ),
+    ],
+    ids=["plain", "shown", "limited", "kwargs", "wrapped"],
+)
+def test_an_instance_is_built_anew_from_its_spec(make: Any, encoded: tuple[str, dict[str, Any], list[str]]) -> None:
+    env = make()
+    spec = spec_of(env)
+    saved = spec.encode()
+    assert (saved["env"], saved["kwargs"], saved["wrappers"]) == encoded
+    assert "spec of the instance" in spec.origin
+    another = spec.make()
+    assert another.observation_space == env.observation_space
+    assert another.spec is not None
+    assert env.spec is not None
+    assert another.spec.max_episode_steps == env.spec.max_episode_steps
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Steady(7),  # no spec
+        lambda: Recorded(gym.make("CartPole-v1")),  # a spec that can't be built
+        lambda: changed(gravity=20.0),  # a spec that would build another one
+    ],
+    ids=["no spec", "wrapper", "changed"],
+)
+def test_an_instance_whose_spec_does_not_say_everything_is_copied(make: Any) -> None:
+    env = make()
+    spec = spec_of(env)
+    assert isinstance(spec.env, Copies)
+    assert "deep copies" in spec.origin
+    copies = [spec.make(), spec.make()]
+    assert copies[0].unwrapped is not copies[1].unwrapped
+    for one in copies:
+        assert one.unwrapped is not env.unwrapped
+        assert vars(one.unwrapped).get("gravity") == vars(env.unwrapped).get("gravity")
+        assert type(one) is type(env)
+
+
+def test_an_instance_that_can_be_built_neither_way() -> None:
+    env = Steady()
+    env.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"can't be built anew: .* copying it failed .* lambda: make"):
+        hr.PPO("MlpPolicy", env)
+
+
+def test_an_instance_trains_as_its_id_does_in_every_place() -> None:
+    """One environment, as in SB3, if nothing else is said; the instance itself is not touched."""
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        bits = weights_of(model.learn(2 * ROLLOUT))
+    env = gym.make("CartPole-v1")
+    with hr.PPO("MlpPolicy", env, **SMALL | {"topology": "processes", "workers": 2}) as model:
+        assert weights_of(model.learn(2 * ROLLOUT)) == bits
+        assert "built anew from the spec" in model.plan()
+    assert not env.get_wrapper_attr("has_reset")
+    with hr.PPO("MlpPolicy", env, n_steps=16, batch_size=16) as model:
+        assert model.parts.config.topology.n_envs == 1
+    with hr.PPO("MlpPolicy", Steady(6), **SMALL | {"topology": "processes", "workers": 2}) as model:
+        bits = weights_of(model.learn(ROLLOUT))
+    with hr.PPO("MlpPolicy", lambda: Steady(6), **SMALL) as model:
+        assert weights_of(model.learn(ROLLOUT)) == bits
+
+
+# ------------------------------------------------------------------------------------------------------------- get_env
+
+
+def test_the_quickstart_of_sb3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changed in its import only; the window is SDL's dummy."""
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    PPO = hr.PPO
+    env = gym.make("CartPole-v1", render_mode="human")
+
+    model = PPO("MlpPolicy", env, verbose=1)
+    model.learn(total_timesteps=10_000)
+
+    vec_env = model.get_env()
+    obs = vec_env.reset()
+    ended = 0
+    for _ in range(1000):
+        action, _state = model.predict(obs, deterministic=True)
+        obs, reward, done, info = vec_env.step(action)
+        vec_env.render()
+        ended += done[0]
+        assert (obs.shape, reward.shape, done.shape, len(info)) == ((1, 4), (1,), (1,), 1)
+    env.close()
+    model.close()
+    assert vec_env.envs[0] is env
+    assert 2 <= ended <= 20, "it has learned to balance for some time"
+
+
+def test_get_env_steps_as_sb3_does() -> None:
+    with hr.PPO("MlpPolicy", Steady, **SMALL) as model:
+        vec_env = model.get_env()
+        first = vec_env.reset()
+        assert first.shape == (4, 3)
+        for _ in range(4):
+            obs, rewards, dones, infos = vec_env.step(np.ones(4, int))
+            assert not dones.any()
+        obs, rewards, dones, infos = vec_env.step(np.ones(4, int))
+        assert dones.all()  # five steps, cut by a limit
+        assert rewards.dtype == np.float32
+        for index, info in enumerate(infos):
+            assert info["TimeLimit.truncated"]
+            assert (info["episode"]["r"], info["episode"]["l"]) == (5.0, 5)
+            assert not np.array_equal(info["terminal_observation"], obs[index])
+        assert vec_env.seed(3) == [3, 4, 5, 6]
+        again = vec_env.reset()
+        vec_env.seed(3)
+        assert np.array_equal(vec_env.reset(), again)
+        vec_env.set_attr("_length", 2, indices=[0])
+        assert vec_env.get_attr("_length") == [2, 5, 5, 5]
+        with pytest.raises(UsageError, match="expected 4 actions, one for each environment, got 2"):
+            vec_env.step([0, 0])
+        vec_env.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ keywords
+
+
+def test_device() -> None:
+    with hr.PPO("MlpPolicy", "CartPole-v1", device="cpu", **SMALL):
+        pass
+    with pytest.raises(UsageError, match="device: expected cpu or auto, got 'cuda'"):
+        hr.PPO("MlpPolicy", "CartPole-v1", device="cuda", **SMALL)
+    with pytest.raises(UsageError, match="use_sde: state-dependent exploration is not built"):
+        hr.PPO("MlpPolicy", "CartPole-v1", use_sde=True, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: hr.PPO("MlpPolicy", "CartPole-v1", learning_rat=1),
+            "PPO: unknown option learning_rat: did you mean le",
+        ),
+        (lambda: hr.PPO("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arc": []}), "net_arc: did you mean net_arch"),
+        (lambda: hr.PPO("MlpPolicy", "CartPole-v1").learn(9, eval_evry=3), "learn: .* did you mean eval_every"),
+    ],
+)
+def test_unknown_options_get_suggestions_and_no_class_names(call: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        call()
+    assert "__init__" not in str(caught.value)
+    assert "Config" not in str(caught.value)
+
+
+def test_tensorboard_log(tmp_path: Path) -> None:
+    """A run directory per call of learn, numbered as SB3 does; it goes on in the last one unless steps begin anew."""
+    with hr.PPO("MlpPolicy", "CartPole-v1", tensorboard_log=tmp_path / "tb", **SMALL) as model:
+        model.learn(ROLLOUT)
+        model.learn(ROLLOUT)
+        assert [path.name for path in (tmp_path / "tb").iterdir()] == ["PPO_1"]
+        assert model.num_timesteps == 2 * ROLLOUT
+        model.learn(ROLLOUT, tb_log_name="first", reset_num_timesteps=True)
+        assert model.num_timesteps == ROLLOUT
+    assert {path.name for path in (tmp_path / "tb").iterdir()} == {"PPO_1", "first_1"}
+    for name in ("PPO_1", "first_1"):
+        assert list((tmp_path / "tb" / name).glob("events.out.tfevents.*")), name
+
+
+def test_log_interval(tmp_path: Path) -> None:
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        model.learn(6 * ROLLOUT, log_interval=3, run_dir=tmp_path / "run")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["time/iterations"] for line in lines] == [3, 6]
+
+
+# ----------------------------------------------------------------------------------------------------------- callbacks
+
+
+class Counts(hr.BaseCallback):
+    """Writes down all that it is called for."""
+
+    def __init__(self, stop_at: int = 10**9) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.seen: list[int] = []
+        self._stop_at = stop_at
+
+    def _on_training_start(self) -> None:
+        self.calls.append("training_start")
+
+    def _on_rollout_start(self) -> None:
+        self.calls.append("rollout_start")
+
+    def _on_step(self) -> bool:
+        self.seen.append(self.num_timesteps)
+        self.logger.record("mine/calls", self.n_calls)
+        return self.num_timesteps < self._stop_at
+
+    def _on_rollout_end(self) -> None:
+        self.calls.append("rollout_end")
+        assert "time/fps" in self.locals["record"]
+
+    def _on_training_end(self) -> None:
+        self.calls.append("training_end")
+
+
+class Duck:
+    """No base class, only SB3's methods."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def init_callback(self, model: Any) -> None: ...
+
+    def on_training_start(self, locals_: Any, globals_: Any) -> None: ...
+
+    def on_rollout_start(self) -> None: ...
+
+    def update_locals(self, locals_: Any) -> None: ...
+
+    def on_step(self) -> bool:
+        self.steps += 1
+        return True
+
+    def on_rollout_end(self) -> None: ...
+
+    def on_training_end(self) -> None: ...
+
+
+def test_objects_functions_and_lists(tmp_path: Path) -> None:
+    """on_step comes once per row of a rollout, with the steps up to there; what is recorded is in the metrics."""
+    counts, duck, records = Counts(), Duck(), []
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        model.learn(2 * ROLLOUT, callback=[counts, [duck, records.append]], run_dir=tmp_path / "run")
+    assert counts.seen == list(range(4, 2 * ROLLOUT + 1, 4))
+    assert counts.calls == [
+        "training_start", "rollout_start", "rollout_end", "rollout_start", "rollout_end", "rollout_start",
+        "training_end",
+    ]  # fmt: skip
+    assert duck.steps == 32
+    assert len(records) == 2
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["mine/calls"] for line in lines] == [16, 32]
+
+
+def test_an_object_ends_training_in_the_middle_of_a_rollout() -> None:
+    counts = Counts(stop_at=ROLLOUT + 8)
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        model.learn(10 * ROLLOUT, callback=counts)
+        assert model.num_timesteps == 2 * ROLLOUT  # the update is done by then
+        assert model.result is not None
+        assert model.result.exit_reason == "stopped by callback"
+    assert counts.seen[-1] == ROLLOUT + 8
+
+
+def test_what_is_no_callback() -> None:
+    with (
+        hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model,
+        pytest.raises(UsageError, match="callback: expected a fu"),
+    ):
+        model.learn(ROLLOUT, callback=3)
+
+
+def test_checkpoint_and_evaluation_callbacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Frequencies are steps of one environment, as in SB3: 8 of them are 32 steps of four."""
+    evaluations = hr.EvalCallback(
+        eval_freq=24, n_eval_episodes=3, log_path=str(tmp_path / "log"), best_model_save_path=str(tmp_path / "best"),
+    )  # fmt: skip
+    saves = hr.CheckpointCallback(save_freq=16, save_path=str(tmp_path / "saves"), name_prefix="cart")
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        model.learn(3 * ROLLOUT, callback=[evaluations, saves])
+        bits = weights_of(model)
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        assert weights_of(model.learn(3 * ROLLOUT)) == bits, "looking changes nothing"
+    assert {path.name for path in (tmp_path / "saves").iterdir()} == {
+        "cart_64_steps", "cart_128_steps", "cart_192_steps",
+    }  # fmt: skip
+    stored = np.load(tmp_path / "log" / "evaluations.npz")
+    assert stored["timesteps"].tolist() == [96, 192]
+    assert stored["results"].shape == stored["ep_lengths"].shape == (2, 3)
+    assert evaluations.best_mean_reward == stored["results"].mean(1).max()
+    with hr.PPO.load(tmp_path / "best" / "best_model") as model:
+        assert model.num_timesteps in (128, 192)
+    assert "Eval num_timesteps=96" in capsys.readouterr().out
+
+
+def test_training_stops_at_a_reward() -> None:
+    stop = hr.StopTrainingOnRewardThreshold(reward_threshold=1.0)
+    evaluations = hr.EvalCallback(callback_on_new_best=stop, eval_freq=16, n_eval_episodes=2, verbose=0)
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        model.learn(50 * ROLLOUT, callback=evaluations)
+        assert model.num_timesteps == ROLLOUT
+    never = hr.EvalCallback(
+        callback_on_new_best=hr.StopTrainingOnRewardThreshold(501.0), eval_freq=16, n_eval_episodes=2, verbose=0
+    )
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        model.learn(2 * ROLLOUT, callback=never)
+        assert model.num_timesteps == 2 * ROLLOUT
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model, pytest.raises(UsageError, match="callback_on_new_best"):
+        model.learn(ROLLOUT, callback=hr.StopTrainingOnRewardThreshold(1.0))
