@@ -97,8 +97,7 @@ class Workers:
         self.replaced = replaced or Replaced()  # one that can't be replaced is not among them
         self.retiring: set[int] = set()
         self.ends: dict[int, _End] = {}  # of workers that are to be replaced, or are being killed
-        self._is_ended = False
-        self._failure: HeadraceError | None = None  # for which the supervisor has given up
+        self._failure: HeadraceError | None = None  # why there are none any more
 
     @property
     def num_starting(self) -> int:
@@ -191,7 +190,8 @@ class Workers:
 
         One that hangs in close() is named.
         """
-        self.vacant, self._is_ended = [], True
+        self.vacant, ended = [], "the workers of this run were ended; make another run or load its last checkpoint"
+        self._failure = self._failure or HeadraceError(ended)
         for child in self.children.values():
             child.hang_up()
         deadline = now_s() + patience_s
@@ -209,8 +209,6 @@ class Workers:
         """Raise if they were ended, or given up."""
         if self._failure is not None:
             raise again(self._failure)
-        if self._is_ended:
-            raise HeadraceError("the workers of this run were ended; make another run or load its last checkpoint")
 
     def _start(self, workers: list[int]) -> None:
         taken: dict[int, Child] = {}
