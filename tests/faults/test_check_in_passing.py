@@ -101,7 +101,8 @@ def test_the_same_when_workers_are_killed_and_the_run_goes_on_elsewhere(tmp_path
         assert model.result is not None
         assert model.result.restarts == 2
         assert state["state"] == "same", state
-        model.learn(24 if model.num_timesteps % 15 == 0 else 48)
+        if model.num_timesteps % 15 == 0:
+            model.learn(24)
         model.save(tmp_path / "saved")
         steps = model.num_timesteps // OPTIONS["n_envs"]
     assert steps % 5, "in the middle of an episode"

@@ -39,7 +39,7 @@ ENDING = "support.ending_envs:Ending"
 OPTIONS: dict[str, Any] = {"n_envs": 2, "n_steps": 8, "batch_size": 8, "n_epochs": 1, "seed": Faulty.SEED}
 INLINE = {"topology": "inline"}
 THREADS = {"topology": "threads", "workers": 1}
-PROCESSES = {"topology": "processes", "workers": 1}
+PROCESSES = {"topology": "processes", "workers": 1, "env_retries": 0}  # what is raised ends the run
 every_place = pytest.mark.parametrize("place", [INLINE, THREADS, PROCESSES], ids=lambda place: place["topology"])
 
 
