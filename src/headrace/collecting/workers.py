@@ -12,14 +12,11 @@ now that the old process has been reaped. Processes come from
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from typing import Any
 
-from headrace import errors
 from headrace.clock import now_s
 from headrace.collecting.place import Say, StartOf
 from headrace.collecting.plan import HostPlan
@@ -48,7 +45,7 @@ from headrace.runtime.supervisor_state import (
     SupervisorState,
 )
 
-_PRELOAD = ("headrace.collecting.worker", "headrace.collecting.warm_up", "headrace.envs.serial")
+PRELOAD = ("headrace.collecting.worker", "headrace.collecting.warm_up", "headrace.envs.serial")
 _START_UPS = RestartLimits(fruitless=5, first_starts=5)  # in a row without a committed slab
 _CLOSE_S = 3.0  # for environments that are being closed, beyond the patience that all workers have to end
 
@@ -83,7 +80,7 @@ class Workers:
         spares: int = 1,
     ) -> None:
         self._plan, self._make_plan, self._limits = plan, make_plan, limits
-        self.standby = Standby(method, _PRELOAD, spares, (warm_up, (plan.observation, plan.action)))
+        self.standby = Standby(method, PRELOAD, spares, (warm_up, (plan.observation, plan.action)))
         self.count = count
         self.recycling = Recycling.of(limits, plan.env.is_vector())  # None: no worker is ever worn out
         self.watch = Watch(plan, count, self._shards, limits)
@@ -288,20 +285,6 @@ class Workers:
     def _environments(self, worker: int) -> str:
         ranges = [self._plan.shards[shard] for shard in self._shards(worker)]
         return "environments " + ", ".join(f"{one.start}-{one.stop - 1}" for one in ranges)
-
-
-def failure_of(worker: str, data: bytes) -> HeadraceError:
-    """What a worker reported, as the error it was, with its whole traceback."""
-    report: dict[str, Any] = json.loads(data)
-    kind = getattr(errors, report["kind"], None)
-    if isinstance(kind, type) and issubclass(kind, HeadraceError):
-        failure = kind(report["message"])
-    else:
-        failure = HeadraceError(f"{worker}: {report['kind']}: {report['message']}")
-    if isinstance(failure, EnvRaised) and report["place"]:
-        failure.place = tuple(report["place"])
-    failure.add_note(f"In {worker}:\n{report['traceback']}")
-    return failure
 
 
 def _traceback(failure: HeadraceError) -> str:
