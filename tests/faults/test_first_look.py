@@ -90,8 +90,8 @@ def look(env: Any, topology: str, ceiling_s: float = 1.0, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     ("env", "topology", "where"),
     [
-        (HangsInMake, "processes", "make() of env 0"),
-        (HangsInReset, "processes", "reset() of env 0"),
+        (HangsInMake, "processes", "make()"),
+        (HangsInReset, "processes", "reset()"),
         (HangsInMake, "inline", "make()"),
         (HangsInReset, "inline", "reset()"),
         (HangsInStep, "auto", "step()"),
@@ -120,9 +120,7 @@ def test_the_limit_can_be_switched_off() -> None:
 def test_a_crash_is_named_and_does_not_take_the_learner() -> None:
     with pytest.raises(EnvError) as told:
         look(Crashes, "processes")
-    assert str(told.value) == (
-        "Crashes: the process that ran it died in reset() of env 0: killed by signal 11 (SIGSEGV)"
-    )
+    assert str(told.value) == ("Crashes: the process that ran it died in reset(): killed by signal 11 (SIGSEGV)")
     assert "in reset" in told.value.__notes__[0]
     assert told.value.__notes__[1] == "3 times in a row, each time in a fresh process."
 

@@ -1,6 +1,6 @@
 """Environments in a process of their own, which is asked one thing: it answers, or its failure, crash or hang is named.
 
-    parent: Elsewhere(child, spec, env indices, task, payload) -> answer()      child: task(payload, note) -> bytes
+    parent: Elsewhere(child, spec, n_envs, task, payload) -> answer()      child: task(payload, note) -> bytes
 
 The process ends with its parent, and with it what its environments have spawned (runtime/life). What it is in is in a
 crash note, so that a hang, and a crash, can be located. Does not know what is asked.
@@ -39,17 +39,17 @@ class Elsewhere:
     """One process and what it is asked; a context manager that ends it."""
 
     def __init__(
-        self, child: Child, spec: EnvSpec, indices: range, task: Task, payload: Any, hang_ceiling_s: float
+        self, child: Child, spec: EnvSpec, n_envs: int, task: Task, payload: Any, hang_ceiling_s: float
     ) -> None:
-        self._child, self._spec, self._indices, self._limit_s = child, spec, indices, hang_ceiling_s
-        sizes = [len(indices)]
+        self._child, self._spec, self._limit_s = child, spec, hang_ceiling_s
+        sizes = [n_envs]
         try:
             self._notes = CrashNotes(sizes, SharedSegment.create(notes_bytes(sizes, 1)))
         except BaseException:
             child.end(0.0)
             raise
         try:
-            child.assign(_answer, (task, payload, len(indices), str(self._notes.segment.name)))
+            child.assign(_answer, (task, payload, n_envs, str(self._notes.segment.name)))
         except Exception as error:  # of a factory that can't be pickled: anything
             self.end()
             raise HeadraceError(
@@ -104,12 +104,8 @@ class Elsewhere:
         return error
 
     def _where(self) -> str:
-        doing, position, episode, step = self._notes.notes[0].read()
-        if doing is Doing.NOTHING:
-            return ""
-        index = self._indices[position]
-        at = f", episode {index}:{episode}, step {step}" if doing is Doing.STEP else ""
-        return f" in {doing.name.lower()}() of env {index}{at}"
+        doing = self._notes.notes[0].read().doing
+        return "" if doing is Doing.NOTHING else f" in {doing.name.lower()}()"
 
 
 def _answer(line: Line, asked: tuple[Task, Any, int, str]) -> None:

@@ -35,7 +35,7 @@ def look_elsewhere(spec: EnvSpec, seed: int, config: TopologyConfig) -> tuple[En
         child, tries = standby.take("headrace-first-look"), tries + 1
         payload = spec, seed, config.nan_policy
         try:
-            with Elsewhere(child, spec, range(1), look, payload, config.hang_ceiling_s) as looking:
+            with Elsewhere(child, spec, 1, look, payload, config.hang_ceiling_s) as looking:
                 seen = json.loads(looking.answer())
         except ProcessDied as error:
             if tries == _TRIES:
