@@ -93,6 +93,7 @@ class Workers:
         self.restarts = 0  # workers that were lost and replaced; one that can't be is not among them
         self.recycled = 0  # workers that were retired and replaced
         self.retiring: set[int] = set()
+        self._replaying: set[int] = set()  # workers that did not begin at the beginning
         self._ends: dict[int, _End] = {}  # of workers that are to be replaced, or are being killed
         self._is_ended = False
 
@@ -129,13 +130,15 @@ class Workers:
     def ready(self, worker: int) -> None:
         """It has come up: from now on its memory and its episodes are its own."""
         if self.recycling is not None:
-            self.recycling.begin(worker, self.children[worker].pid, self._episodes(worker))
+            pid, has_replayed = self.children[worker].pid, worker in self._replaying
+            self.recycling.begin(worker, pid, self._episodes(worker), has_replayed, self._warn)
 
     def died(self, worker: int, death: Death) -> None:
         """A process has been reaped."""
         del self.children[worker]
+        is_done = death.exit_code == 0 or (death.exit_code is None and not self.owed[worker])  # None: it is not known
         self.owed[worker] = 0
-        is_retired = worker in self.retiring and death.exit_code == 0 and worker not in self._ends
+        is_retired = worker in self.retiring and is_done and worker not in self._ends
         self.retiring.discard(worker)
         if is_retired:
             self.handle(Retired(worker))
@@ -212,6 +215,9 @@ class Workers:
                 taken[worker] = self.standby.take(f"headrace-worker-{worker}")
             for worker in workers:  # once all are on their way: a long plan is sent only as fast as it is read
                 starts = {shard: self.start_of(shard) for shard in self._shards(worker)}
+                self._replaying.discard(worker)
+                if any(start is not None for start in starts.values()):
+                    self._replaying.add(worker)
                 taken[worker].assign(run_worker, self._make_plan(starts, str(self.watch.notes.segment.name), worker))
         except BaseException:
             for child in taken.values():
@@ -237,9 +243,16 @@ class Workers:
         if self._plan.env.is_vector():
             raise _with_stack(lost.worker, end.stack, HeadraceError(
                 f"{what}; its environments are a pool that resets itself "
-                f"(class B): episodes can't be replayed. Train on from the last checkpoint with weights_only=True"
+                f"(class B): episodes can't be replayed. Its last checkpoint holds the weights: "
+                f"PPO.load(RUN, weights_only=True) in Python trains on from them"
             ))  # fmt: skip
-        logger.warning("%s; replaying its episodes%s", what, f"\n{end.stack}" if end.stack else "")
+        text = f"{what}; replaying its episodes"
+        logger.warning("%s%s", text, f"\n{end.stack}" if end.stack else "")
+        self.say(f"warning: {text}{'; its Python stack is in the log' if end.stack else ''}")
+
+    def _warn(self, text: str) -> None:
+        logger.warning("%s", text)
+        self.say(f"warning: {text}")
 
     def _report_raised(self, what: str, traceback: str) -> None:
         """On the terminal the first comes with its traceback, all later ones are lines: there may be many."""

@@ -31,8 +31,8 @@ _NEW_S = 60.0  # at least, for imports: no environment is to blame for those
 _ANSWER, _FAILED = b"A", b"F"
 
 
-class ProcessDied(EnvError):  # noqa: N818  # a kind of EnvError, for a catch of it
-    """It died without an answer: by its own fault, or because somebody killed it."""
+class NoAnswer(EnvError):  # noqa: N818  # a kind of EnvError, for a catch of it
+    """It hung, or died: by its own fault, or because somebody killed it."""
 
 
 class Elsewhere:
@@ -87,12 +87,12 @@ class Elsewhere:
         self._notes.segment.unlink()
 
     def _died(self, death: Death) -> EnvError:
-        error = ProcessDied(f"{self._spec.name}: the process that ran it died{self._where()}: {death.how}")
+        error = NoAnswer(f"{self._spec.name}: the process that ran it died{self._where()}: {death.how}")
         return self._with_stack(error, last_words(self._notes, 0, _answer.__name__))
 
     def _hung(self, idle_s: float) -> EnvError:
         where, stack = self._where(), stack_of(self._child, self._notes, 0, _answer.__name__)
-        error = EnvError(
+        error = NoAnswer(
             f"{self._spec.name}: hung{where}: no progress for {idle_s:.0f} s; raise hang_ceiling_s (0: no limit) if it "
             f"is only slow"
         )

@@ -2,7 +2,7 @@
 
     spec ──> a child: builds one, resets it once ──> its spaces and the seeds that it takes, as data
 
-One that is killed meanwhile is looked at again; one that hangs, or crashes three times in a row, is an error that says
+One that hangs or dies is looked at again, as a worker would be replaced; after the third time it is an error that says
 where. Does not know topologies.
 """
 
@@ -17,7 +17,7 @@ from headrace.collecting.workers import PRELOAD
 from headrace.envs.building import first_look
 from headrace.envs.mended import mended
 from headrace.envs.spec import EnvSpec
-from headrace.evaluation.elsewhere import Elsewhere, ProcessDied
+from headrace.evaluation.elsewhere import Elsewhere, NoAnswer
 from headrace.memory import spaces
 from headrace.memory.crash_note import CrashNote
 from headrace.memory.spaces import Space
@@ -37,11 +37,12 @@ def look_elsewhere(spec: EnvSpec, seed: int, config: TopologyConfig) -> tuple[En
         try:
             with Elsewhere(child, spec, 1, look, payload, config.hang_ceiling_s) as looking:
                 seen = json.loads(looking.answer())
-        except ProcessDied as error:
+        except NoAnswer as error:
             if tries == _TRIES:
                 error.add_note(f"{_TRIES} times in a row, each time in a fresh process.")
                 raise
-            logger.warning("%s; trying again", str(error))  # not the error: its traceback holds the memory of the notes
+            text = "\n".join([f"{error}; trying again", *getattr(error, "__notes__", ())])
+            logger.warning("%s", text)  # not the error: its traceback holds the memory of the notes
             continue
         observation, action = (spaces.decode(seen[name]) for name in ("observation", "action"))
         return replace(spec, seed_bits=seen["seed_bits"]), observation, action
