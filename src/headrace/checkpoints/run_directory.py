@@ -59,6 +59,13 @@ def _without_places(config: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
+def has_checkpoints(run_dir: Path) -> bool:
+    """Whether a directory is a checkpoint, or holds any, whole or not."""
+    folder = run_dir / "checkpoints"
+    found = [*folder.glob("step_*"), *folder.glob(".step_*.old")]
+    return bool(found) or folder.is_symlink() or (run_dir / "manifest.json").exists()
+
+
 def open_run_dir(run_dir: Path, config: dict[str, Any], is_new: bool, lock: RunLock | None = None) -> RunLock:
     """Make the directory and write what is known at the start; refused if it can't be, is in use, or holds another run.
 
