@@ -137,7 +137,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 def read_config(run_dir: Path) -> tuple[dict[str, Any], str]:
     """A run's configuration, and why it is not proved that this user's run wrote it; empty if it is."""
     if not (run_dir / "config.json").is_file():
-        raise UsageError(f"{run_dir}: expected a run directory with config.json, found none")
+        missing = "" if run_dir.is_dir() else ": there is no such directory"
+        raise UsageError(f"{run_dir}: expected a run directory with config.json, found none{missing}")
     config = _read_config(run_dir / "config.json")
     proof = config.pop("proof", None)
     return config, doubt_about(CONFIGURATION, config, proof)

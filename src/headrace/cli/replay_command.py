@@ -33,7 +33,7 @@ class ReplayOptions:
     """Show this many at most; 0 for all."""
     json: bool = False
     """Print JSON."""
-    diff: tuple[Path, Path] | None = None
+    diff: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN RUN")] = ()
     """Show where two runs (directories) of one seed part ways. Exit code 1 if they do."""
     render: Path | None = None
     """Also write a video: a name that ends in .gif, .png or .webp."""
@@ -52,7 +52,9 @@ class ReplayOptions:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = tyro.cli(ReplayOptions, args=translate(argv), prog="headrace replay")
-    if options.diff is not None:
+    if options.diff:
+        if len(options.diff) != 2:
+            raise UsageError(f"--diff: expected two run directories, got {len(options.diff)}; as in --diff RUN RUN")
         return _diff(*options.diff, options.json)
     if options.run is None:
         raise UsageError("expected a run directory: headrace replay RUN EPISODE, RUN --list, or --diff RUN RUN")

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import HeadraceError
-from headrace.memory import segment
+from headrace.memory import segment as segments_room
 from headrace.memory.segment import HeapSegment, SharedSegment
 from support.waiting import wait_until
 
@@ -206,15 +206,13 @@ def test_a_tracker_that_died_is_logged_and_nothing_else_is_swallowed(
     """Python's own warning would be a riddle to users; every other one is theirs."""
 
     def restarts() -> None:
-        warnings.warn(
-            "resource_tracker: process died unexpectedly, relaunching. Some resources might leak.", stacklevel=1
-        )
+        warnings.warn("resource_tracker: process died unexpectedly, relaunching.", stacklevel=1)
 
     monkeypatch.setattr(resource_tracker, "ensure_running", restarts)
     with caplog.at_level("INFO", "headrace"), warnings.catch_warnings():
         warnings.simplefilter("error")
-        segment.keep_names_registered()
+        segments_room.keep_names_registered()
     assert caplog.messages == ["multiprocessing's resource tracker had died and was started again"]
     monkeypatch.setattr(resource_tracker, "ensure_running", lambda: warnings.warn("something else", stacklevel=1))
     with pytest.warns(UserWarning, match="something else"):
-        segment.keep_names_registered()
+        segments_room.keep_names_registered()
