@@ -454,7 +454,7 @@ def test_the_actor_names_episode_seed_and_step(source: str, name: str) -> None:
         filled_slabs(misbehaving(source, name), ENV_INDICES, N_ROWS, count=1)
     if source == "serial":
         env_index, message = ENV_INDICES[BAD], str(caught.value)
-        assert message.startswith(f"env {env_index}, episode ({env_index}, ")
+        assert message.startswith(f"env {env_index}, episode {env_index}:")
         assert any(f"seed {seed_of(env_index, episode)}," in message for episode in range(3))
 
 

@@ -137,7 +137,7 @@ def test_no_traceback_where_only_headrace_complains(fault: str, tmp_path: Path) 
 def test_a_first_observation_that_is_no_number(tmp_path: Path) -> None:
     outcome = train("support.faulty_envs:FaultyStart", "--run-dir", "out", cwd=tmp_path)
     assert outcome.code == 1
-    assert_says(outcome.only_error, ["env 0, episode (0, 0)", "seed", "inf"])
+    assert_says(outcome.only_error, ["env 0, episode 0:0", "seed", "inf"])
 
 
 def test_an_environment_that_can_not_be_closed(tmp_path: Path) -> None:

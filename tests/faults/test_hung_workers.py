@@ -82,7 +82,7 @@ def test_hung_in_reset(tmp_path: Path, warned: Warnings) -> None:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
         assert run.source.restarts == 1
     (text,) = warned.texts
-    where = f"env 1, episode (1, 2), seed {leaf(SEED, Purpose.ENV, 1, 2)}: it gave"
+    where = f"env 1, episode 1:2, seed {leaf(SEED, Purpose.ENV, 1, 2)}: it gave"
     assert f"worker 0 (environments 0-3) hung in reset() of {where}" in text
     assert "in holds_the_gil" in text
     assert warned.at_s[0] - times_s(began)[0] < limit_of(text)[1] + LATEST_S

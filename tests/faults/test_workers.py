@@ -67,7 +67,7 @@ def killed(worker: int, envs: str, *at: int) -> str:
     if at:
         env, episode, step = at
         seed = leaf(SEED, Purpose.ENV, env, episode)
-        where = f" in step() of env {env}, episode ({env}, {episode}), seed {seed}, step {step}"
+        where = f" in step() of env {env}, episode {env}:{episode}, seed {seed}, step {step}"
     how = f"killed by signal 9 (SIGKILL){where}"
     return f"worker {worker} (environments {envs}) died: {how}; replaying its episodes"
 

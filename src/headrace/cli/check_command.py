@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from headrace.cli.options import env_kwargs, translate
+from headrace.cli.options import env_kwargs, parse, translate
 from headrace.errors import EnvError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class CheckOptions:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    options = tyro.cli(CheckOptions, args=translate(argv), prog="headrace check")
+    options = parse(CheckOptions, translate(argv), "check")
     kwargs = env_kwargs(options.env_kwargs)
     from headrace.cli.own_modules import find_own_modules
     from headrace.envs.spec import EnvSpec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from headrace.cli.options import env_kwargs, translate
+from headrace.cli.options import env_kwargs, parse, translate
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ReplayOptions:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    options = tyro.cli(ReplayOptions, args=translate(argv), prog="headrace replay")
+    options = parse(ReplayOptions, translate(argv), "replay")
     if options.diff:
         if len(options.diff) != 2:
             raise UsageError(f"--diff: expected two run directories, got {len(options.diff)}; as in --diff RUN RUN")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from headrace.cli.options import env_kwargs, flat, read_config, translate, value_of, with_file
+from headrace.cli.options import env_kwargs, flat, parse, read_config, translate, value_of, with_file
 from headrace.cli.own_modules import find_own_modules
 from headrace.cli.own_words import require_own_words
 from headrace.cli.printing import drop_stdout, warn
@@ -136,13 +136,13 @@ def _parse(argv: list[str], defaults: TrainOptions | None = None) -> TrainOption
         defaults = _options_for(TrainOptions.algorithm if name is None else str(name))()
     if path is not None:
         defaults = with_file(defaults, Path(path))
-    return tyro.cli(type(defaults), args=argv, default=defaults, prog="headrace train")
+    return parse(type(defaults), argv, "train", defaults)
 
 
 def _typed(argv: list[str], options: TrainOptions) -> TrainOptions:
     """What the command line alone names; numbers are as they are resolved."""
     blank = replace(options, env="", env_kwargs="{}", wrappers=(), run_dir=None, schedule=None)
-    return tyro.cli(type(options), args=argv, default=blank, prog="headrace train")
+    return parse(type(options), argv, "train", blank)
 
 
 def _require_consent(argv: list[str], options: TrainOptions, env: EnvSpec) -> None:

@@ -1,7 +1,7 @@
 """The watch over worker processes: reads their crash notes now and then, and says who shows no progress, and where.
 
     look_after: notes ──(changed?)──> Beat with the patience that was learnt · Tick ──> the supervisor says ──> Kill
-    where: "in step() of env 3, episode (3, 1), seed 5, step 4"      stack: SIGUSR1 -> faulthandler -> last words
+    where: "in step() of env 3, episode 3:1, seed 5, step 4"      stack: SIGUSR1 -> faulthandler -> last words
 
 A worker that has nothing to do is not expected to move. Limits are learnt apart for steps, for what sets environments
 up and ends them, and for our own code; a new process gets a minute for its imports and compiled functions, for which

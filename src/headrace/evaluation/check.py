@@ -146,7 +146,7 @@ def _judge_single(game: _Game, say: Callable[[str], None]) -> tuple[str, str, di
             other = others.get((index, episode))
             difference = trace.difference(other) if other else "its number of episodes"
             if difference is not None:
-                return "C", f"env {index}, episode {episode}, {how}, differs in {difference}", times.costs()
+                return "C", f"env {index}, episode {index}:{episode}, {how}, differs in {difference}", times.costs()
     evidence = (
         f"{len(here)} episodes of {INSTANCES} instances ({steps} steps) are the same to the last bit in a fresh "
         f"process, and each one alone"
@@ -171,7 +171,7 @@ def _judge_pool(game: _Game, say: Callable[[str], None]) -> tuple[str, str, dict
             difference = trace.difference(_cut(other, len(trace.reward))) if other else "its number of episodes"
             if difference is not None:
                 what = "a vector environment resets itself; " if env_class != "C" else ""
-                return env_class, f"{what}env {index}, episode {episode}, {how}, differs in {difference}", {}
+                return env_class, f"{what}env {index}, episode {index}:{episode}, {how}, differs in {difference}", {}
     return "B", "a vector environment resets itself; each of its environments depends on its own seed and actions", {}
 
 

@@ -250,7 +250,7 @@ def test_class_c_differs_after_the_first_episode(tmp_path: Path) -> None:
 
 def test_class_b_is_refused_by_name(tmp_path: Path) -> None:
     folder = train(make_pool, tmp_path / "out")
-    with pytest.raises(ReplayError, match=r"env 0, episode 0.* make_pool is class B"):
+    with pytest.raises(ReplayError, match=r"env 0, episode 0:0.* make_pool is class B"):
         hr.replay(folder, "0:0", env=hr.EnvSpec(make_pool))
     assert len(hr.recorded_episodes(folder)) > 5
     assert run("replay", "--diff", "out", "out", cwd=tmp_path).code == 0
@@ -269,7 +269,7 @@ class Raises(Noisy):
 def test_an_environment_that_raises_is_named(tmp_path: Path) -> None:
     folder = train("support.bit_envs:Noisy", tmp_path / "out")
     with pytest.raises(
-        EnvError, match=r"env 1, episode 0, seed .*, step 0: the environment raised RuntimeError: enough"
+        EnvError, match=r"env 1, episode 1:0, seed .*, step 0: the environment raised RuntimeError: enough"
     ):
         hr.replay(folder, (1, 0), env=Raises)
 
