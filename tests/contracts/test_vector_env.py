@@ -401,7 +401,12 @@ FAILURES: dict[str, tuple[str, Callable[[], Any], str, str]] = {
     "raises in the first reset": ("first reset", boom, "float32", "boom"),
     "raises in a later reset": ("later reset", boom, "float32", "boom"),
     "raises in step": ("step", boom, "float32", "boom"),
-    "returns too few things": ("step", lambda: (np.zeros(3, np.float32), 0.0, False), "float32", "unpack"),
+    "returns too few things": (
+        "step",
+        lambda: (np.zeros(3, np.float32), 0.0, False),
+        "float32",
+        "returned 3 values, expected 5 (obs, reward",
+    ),
     "other shape": ("obs", lambda: np.zeros(4, np.float32), "float32", "shape"),
     "other shape in the first reset": ("first reset", lambda: np.zeros((1, 3), np.float32), "float32", "shape"),
     "other shape in a later reset": ("later reset", lambda: np.zeros(2, np.float32), "float32", "shape"),

@@ -62,7 +62,10 @@ def test_a_factory_that_makes_something_else(factory: str, said: str, tmp_path: 
 
 STEP_FAULTS: dict[str, list[str]] = {
     "step_raises": [Faulty.PLACE, "raised RuntimeError: the simulator fell over"],
-    "four_values": [Faulty.PLACE, "expected 5, got 4"],
+    "four_values": [
+        Faulty.PLACE,
+        "the environment returned 4 values, expected 5 (obs, reward, terminated,",
+    ],
     "text_reward": [Faulty.PLACE, "expected a number", "'much'"],
     "nan_reward": [Faulty.PLACE, "the reward is nan", "finite"],
     "nan_obs": [Faulty.PLACE, "NaN or infinity", "nan"],
