@@ -372,7 +372,7 @@ def test_what_fails_in_an_environment_is_raised_by_collect(kind: str) -> None:
     with rig(kind, EnvSpec("support.faulty_envs:Faulty", {"fault": "step_raises"})) as here:
         for _ in range(2):
             here.advance()
-        with pytest.raises(EnvError, match=r"env 1, episode \(1, 2\), seed \d+, step 3: .*fell over"):
+        with pytest.raises(EnvError, match=r"env 1, episode 1:2, seed \d+, step 3: .*fell over"):
             here.advance()
         ledger = here.source.totals().ledger
         assert ledger["produced"] == ledger["consumed"] == 2 * N_STEPS * N_ENVS

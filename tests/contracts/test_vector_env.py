@@ -401,7 +401,12 @@ FAILURES: dict[str, tuple[str, Callable[[], Any], str, str]] = {
     "raises in the first reset": ("first reset", boom, "float32", "boom"),
     "raises in a later reset": ("later reset", boom, "float32", "boom"),
     "raises in step": ("step", boom, "float32", "boom"),
-    "returns too few things": ("step", lambda: (np.zeros(3, np.float32), 0.0, False), "float32", "unpack"),
+    "returns too few things": (
+        "step",
+        lambda: (np.zeros(3, np.float32), 0.0, False),
+        "float32",
+        "returned 3 values, expected 5 (obs, reward",
+    ),
     "other shape": ("obs", lambda: np.zeros(4, np.float32), "float32", "shape"),
     "other shape in the first reset": ("first reset", lambda: np.zeros((1, 3), np.float32), "float32", "shape"),
     "other shape in a later reset": ("later reset", lambda: np.zeros(2, np.float32), "float32", "shape"),
@@ -454,7 +459,7 @@ def test_the_actor_names_episode_seed_and_step(source: str, name: str) -> None:
         filled_slabs(misbehaving(source, name), ENV_INDICES, N_ROWS, count=1)
     if source == "serial":
         env_index, message = ENV_INDICES[BAD], str(caught.value)
-        assert message.startswith(f"env {env_index}, episode ({env_index}, ")
+        assert message.startswith(f"env {env_index}, episode {env_index}:")
         assert any(f"seed {seed_of(env_index, episode)}," in message for episode in range(3))
 
 

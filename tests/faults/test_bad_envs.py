@@ -62,7 +62,10 @@ def test_a_factory_that_makes_something_else(factory: str, said: str, tmp_path: 
 
 STEP_FAULTS: dict[str, list[str]] = {
     "step_raises": [Faulty.PLACE, "raised RuntimeError: the simulator fell over"],
-    "four_values": [Faulty.PLACE, "expected 5, got 4"],
+    "four_values": [
+        Faulty.PLACE,
+        "the environment returned 4 values, expected 5 (obs, reward, terminated,",
+    ],
     "text_reward": [Faulty.PLACE, "expected a number", "'much'"],
     "nan_reward": [Faulty.PLACE, "the reward is nan", "finite"],
     "nan_obs": [Faulty.PLACE, "NaN or infinity", "nan"],
@@ -137,7 +140,7 @@ def test_no_traceback_where_only_headrace_complains(fault: str, tmp_path: Path) 
 def test_a_first_observation_that_is_no_number(tmp_path: Path) -> None:
     outcome = train("support.faulty_envs:FaultyStart", "--run-dir", "out", cwd=tmp_path)
     assert outcome.code == 1
-    assert_says(outcome.only_error, ["env 0, episode (0, 0)", "seed", "inf"])
+    assert_says(outcome.only_error, ["env 0, episode 0:0", "seed", "inf"])
 
 
 def test_an_environment_that_can_not_be_closed(tmp_path: Path) -> None:

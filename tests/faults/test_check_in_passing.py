@@ -194,7 +194,7 @@ def test_it_differs(name: str, place: str, tmp_path: Path, caplog: pytest.LogCap
     (text,) = warnings_of(caplog)
     seed = leaf(SEED, Purpose.ENV, 0, 2)
     assert re.match(
-        rf"env 0, episode \(0, 2\), seed {seed}: played again in a fresh process, it differs in ({what})\. ", text
+        rf"env 0, episode 0:2, seed {seed}: played again in a fresh process, it differs in ({what})\. ", text
     ), text
     assert f"headrace check {env} looks for the reason" in text
     assert "NOT guaranteed are the same bits for the same seed, resume" in text

@@ -82,7 +82,7 @@ def test_hung_in_reset(tmp_path: Path, warned: Warnings) -> None:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
         assert run.source.restarts == 1
     (text,) = warned.texts
-    where = f"env 1, episode (1, 2), seed {leaf(SEED, Purpose.ENV, 1, 2)}: it gave"
+    where = f"env 1, episode 1:2, seed {leaf(SEED, Purpose.ENV, 1, 2)}: it gave"
     assert f"worker 0 (environments 0-3) hung in reset() of {where}" in text
     assert "in holds_the_gil" in text
     assert warned.at_s[0] - times_s(began)[0] < limit_of(text)[1] + LATEST_S
@@ -278,6 +278,24 @@ def test_a_worn_out_worker_is_replaced(limit: str, warned: Warnings) -> None:
     assert warned.texts == []
 
 
+def test_a_replay_that_leaks_more_than_the_limit_is_no_error(warned: Warnings) -> None:
+    """Said once; the worker stays until an episode has ended, and no bit changes."""
+    leaky = Case("leaky", "support.mishaps:Leaks", n_envs=4, updates=12, kwargs={"limit": 60})
+    place, want = processes(1), leaky.play(**INLINE)
+    with leaky.start(**place) as run:
+        leaky.advance(run, 1)
+        place["worker_max_memory_mb"] = int(used_mb(run.source.place.pids[0])) + 60
+    said: list[str] = []
+    with leaky.start(**place) as run:
+        run.source.say = said.append
+        assert bits_of(run, leaky.advance(run, leaky.updates)) == want
+        assert run.source.restarts == 0
+        assert 1 <= run.source.place.recycled <= 6, "not at every rollout"
+    (text,) = warned.texts
+    assert re.match(r"worker_max_memory_mb is \d+, and worker 0 uses \d+ MB once it has replayed its episodes", text)
+    assert said.count(f"warning: {text}") == 1
+
+
 @pytest.mark.full
 def test_worn_out_workers_of_an_asynchronous_run(warned: Warnings) -> None:
     """Rollouts that a worker had no time for are ordered anew, with newer weights; every step is accounted for."""
@@ -372,12 +390,15 @@ def test_kills_at_random_are_no_loop(tmp_path: Path, warned: Warnings) -> None:
 
 
 def test_killed_while_it_starts_for_the_first_time(tmp_path: Path, warned: Warnings) -> None:
-    """It need not come up at once; five times in a row is too often (test_workers)."""
+    """It need not come up at once; five times in a row is too often (test_workers). It is said, and not only logged."""
     plan_mishap(tmp_path, "kill", "make")
+    said: list[str] = []
     with walking(tmp_path).start(**processes(1)) as run:
+        run.source.say = said.append
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
         assert run.source.restarts == 1
     assert "died: killed by signal 9 (SIGKILL) in make() of env " in warned.texts[0]
+    assert [line for line in said if line.startswith("warning: ")] == [f"warning: {warned.texts[0]}"]
 
 
 # --- both at once ----------------------------------------------------------------------------------------------------

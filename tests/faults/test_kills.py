@@ -84,10 +84,11 @@ def test_nothing_outlives_the_learner(method: str, tmp_path: Path) -> None:
 # --- the resource tracker --------------------------------------------------------------------------------------------
 
 
-def test_the_resource_tracker_is_killed(tmp_path: Path) -> None:
-    """The run goes on to the same bits, also where warnings are errors, and removes its memory at the end."""
+@pytest.mark.parametrize("how", ["error", pytest.param("always", marks=pytest.mark.full)])
+def test_the_resource_tracker_is_killed(how: str, tmp_path: Path) -> None:
+    """The run goes on to the same bits, without a warning of Python's, and removes its memory at the end."""
     (tmp_path / "wait").touch()
-    with learner(tmp_path, "-W", "error") as process:
+    with learner(tmp_path, "-W", how) as process:
         wait_for(process, tmp_path / "update-1")
         members = family(process.pid)
         segments, tracker = segments_of_processes(members), tracker_of(process)

@@ -213,7 +213,7 @@ def test_raise_names_the_first_bad_step() -> None:
     actor = noise_actor(envs, range(ENVS[0], ENVS[0] + 1))
     with pytest.raises(NumericsError) as caught:
         actor.fill(slab_for(envs, 200), act_by_noise(0))
-    where = f"env 40, episode (40, {rows[at].episode}), seed {seed_of(40, rows[at].episode)}, step {rows[at].step}: "
+    where = f"env 40, episode 40:{rows[at].episode}, seed {seed_of(40, rows[at].episode)}, step {rows[at].step}: "
     assert str(caught.value).startswith(where)
 
 
@@ -232,7 +232,7 @@ def test_a_bad_first_observation_of_a_later_episode_is_named_as_that() -> None:
     actor = noise_actor(envs, range(env_index, env_index + 1))
     with pytest.raises(NumericsError) as caught:
         actor.fill(slab_for(envs, 200), act_by_noise(0))
-    assert f"episode ({env_index}, {episode})" in str(caught.value)
+    assert f"episode {env_index}:{episode}" in str(caught.value)
     assert "step 0: the first observation has NaN" in str(caught.value)
 
 

@@ -51,7 +51,7 @@ def train(env: Any, caplog: pytest.LogCaptureFixture, updates: int = 6, **option
     return [record.message for record in caplog.records]
 
 
-EPISODE = f"env 1, episode (1, {Faulty.EPISODE}), seed {Faulty.fault_seed()}"
+EPISODE = f"env 1, episode 1:{Faulty.EPISODE}, seed {Faulty.fault_seed()}"
 NAMED = {
     "high": [
         Faulty.PLACE,
@@ -93,7 +93,7 @@ class Wild(Steady):
 def test_it_is_one_warning_for_all_workers_and_updates(place: str, caplog: pytest.LogCaptureFixture) -> None:
     options = {} if place == "inline" else {"workers": 2}
     (warning,) = train(Wild, caplog, topology=place, n_envs=4, shards=2, **options)
-    assert warning.startswith("env 0, episode (0, 0), seed")
+    assert warning.startswith("env 0, episode 0:0, seed")
     assert "step 0: the observation before this step lies outside" in warning
 
 

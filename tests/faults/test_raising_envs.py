@@ -235,7 +235,7 @@ def test_the_command(is_loop: bool, tmp_path: Path) -> None:
         "--topology", "processes", "--workers", "1", "--run-dir", str(out), cwd=tmp_path, has_report=False,
     )  # fmt: skip
     outcome = end(process)
-    place = f"env 1, episode (1, 0), seed {leaf(5, Purpose.ENV, 1, 0)}, step 12: the environment raised DroppedError"
+    place = f"env 1, episode 1:0, seed {leaf(5, Purpose.ENV, 1, 0)}, step 12: the environment raised DroppedError"
     result, log = json.loads((out / "result.json").read_text()), (out / "log.txt").read_text()
     assert outcome.code == result["exit_code"] == int(is_loop)
     assert (result["restarts"], result["env_failures"]) == ((2, 2) if is_loop else (1, 1))

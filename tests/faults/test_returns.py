@@ -88,7 +88,7 @@ def test_a_thousand_odd_returns(chunk: int, own_handler: None) -> None:
         refused, accepted = refused + (error is not None), accepted + (error is None)
         if error is not None:
             index = ENVS[BAD]
-            places = [f"env {index}, episode ({index}, {n}), seed {seed_of(index, n)}, step " for n in (0, 1)]
+            places = [f"env {index}, episode {index}:{n}, seed {seed_of(index, n)}, step " for n in (0, 1)]
             assert str(error).startswith(tuple(places)), f"{what}: {error}"
     assert refused > 50
     assert accepted > 3, "and what is sound is taken"
@@ -168,7 +168,7 @@ def test_the_message_says_expected_and_got(name: str) -> None:
         hr.PPO("MlpPolicy", Returning, env_kwargs=dict(parts), n_envs=2, n_steps=8, seed=7, topology="inline") as model,
     ):
         model.learn(32)
-    assert_says(str(caught.value), ["env 0, episode (0, 0), seed", "step 0", *said])
+    assert_says(str(caught.value), ["env 0, episode 0:0, seed", "step 0", *said])
 
 
 @pytest.mark.parametrize("place", ["inline", "threads", "processes"])
@@ -202,7 +202,7 @@ def test_an_environment_that_exits_in_its_reset_its_factory_or_its_close(own_han
             self._exit("close")
 
     for where, said in (
-        ("reset", "env 0, episode (0, 0), seed"), ("init", "could not be made"), ("close", "could not be closed"),
+        ("reset", "env 0, episode 0:0, seed"), ("init", "could not be made"), ("close", "could not be closed"),
     ):  # fmt: skip
         with (
             pytest.raises(EnvError, match="SystemExit") as caught,
@@ -327,7 +327,7 @@ def test_the_last_observation_of_an_episode_is_read_as_the_others_are(name: str,
     envs = SerialEnvs(lambda: LastOdd(how=how, **parts), ENVS, seed_of)
     with pytest.raises(EnvError) as caught:
         played(envs)
-    assert_says(str(caught.value), [f"env {ENVS[0]}, episode ({ENVS[0]}, 0), seed", "step 1", *said])
+    assert_says(str(caught.value), [f"env {ENVS[0]}, episode {ENVS[0]}:0, seed", "step 1", *said])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if name != "a reward beyond float32"])
@@ -336,7 +336,7 @@ def test_a_repeated_action_hides_nothing(name: str) -> None:
     envs = SerialEnvs(lambda: ActionRepeat(Returning(**parts), 3), ENVS, seed_of)
     with pytest.raises(EnvError) as caught:
         played(envs)
-    assert_says(str(caught.value), [f"env {ENVS[0]}, episode ({ENVS[0]}, 0), seed", "step 0", *said])
+    assert_says(str(caught.value), [f"env {ENVS[0]}, episode {ENVS[0]}:0, seed", "step 0", *said])
 
 
 @pytest.mark.parametrize("name", ["ragged", "a reward of text", "terminated no", "a choice out of range"])

@@ -54,7 +54,7 @@ class Faulty(Steady):
     """Goes wrong in one step of one episode of one environment, wherever that is hosted: it knows it by its seed."""
 
     ENV, EPISODE, STEP, SEED = 1, 2, 3, 7  # the run's seed must be this one
-    PLACE = f"env {ENV}, episode ({ENV}, {EPISODE}), seed {leaf(SEED, Purpose.ENV, ENV, EPISODE)}, step {STEP}"
+    PLACE = f"env {ENV}, episode {ENV}:{EPISODE}, seed {leaf(SEED, Purpose.ENV, ENV, EPISODE)}, step {STEP}"
     is_mended: ClassVar[bool] = False
 
     def __init__(self, fault: str = "step_raises", dtype: str = "float32") -> None:

@@ -37,4 +37,4 @@ class Warnings(logging.Handler):
 
 
 def named(env: int, episode: int, step: int) -> str:
-    return f"env {env}, episode ({env}, {episode}), seed {leaf(SEED, Purpose.ENV, env, episode)}, step {step}"
+    return f"env {env}, episode {env}:{episode}, seed {leaf(SEED, Purpose.ENV, env, episode)}, step {step}"

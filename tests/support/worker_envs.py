@@ -33,8 +33,9 @@ HOLD_S = 60.0  # a worker that nobody lets go
 
 
 def in_worker() -> bool:
-    """Whether this process was started by multiprocessing."""
-    return multiprocessing.parent_process() is not None
+    """Whether this process was started by multiprocessing, and not only for a first look at an environment."""
+    is_child = multiprocessing.parent_process() is not None
+    return is_child and multiprocessing.current_process().name != "headrace-first-look"
 
 
 def order(folder: Path, what: str, seed: int, env: int, episode: int, step: int) -> Path:

@@ -87,18 +87,18 @@ class Culprit:
                 continue  # no observation was recorded yet
             if any(replayed[name][position].tobytes() != recorded[name][position].tobytes() for name in replayed):
                 raise ReplayError(
-                    f"env {one.env_index}, episode {one.episode}, seed {one.seed}: after {len(one.actions)} replayed "
+                    f"env {one.env_index}, episode {one.name}, seed {one.seed}: after {len(one.actions)} replayed "
                     f"steps the observation is not the one that was recorded; the environment is not deterministic "
                     f"(headrace check tells) or its code or version changed"
                 )
             if one.checksum != checksums[position]:
                 raise ReplayError(
-                    f"env {one.env_index}, episode {one.episode}, seed {one.seed}: its {len(one.actions)} replayed "
+                    f"env {one.env_index}, episode {one.name}, seed {one.seed}: its {len(one.actions)} replayed "
                     f"steps end at the recorded observation, but gave other rewards, flags or observations on the way "
                     f"(expected checksum {one.checksum:016x}, got {checksums[position]:016x}). The environment is "
                     f"class C: it keeps something beyond a reset, as gymnasium.wrappers.NormalizeReward does, or its "
                     f"code or version changed. headrace check shows the class. Leave such a wrapper out, or train on "
-                    f"from the weights alone (weights_only=True)"
+                    f"from the weights alone (PPO.load(RUN, weights_only=True) in Python)"
                 )
 
     def _first_bad(self, slab: Slab, rows: int) -> NumericsError | None:
@@ -139,7 +139,7 @@ class Culprit:
     def named(self, env: int, episode: int, step: int) -> str:
         """An environment's episode and step, in words."""
         index = self._indices[env]
-        return f"env {index}, episode ({index}, {episode}), seed {self._seed_of(index, episode)}, step {step}"
+        return f"env {index}, episode {index}:{episode}, seed {self._seed_of(index, episode)}, step {step}"
 
 
 def _bad_rows(values: Array) -> Array:

@@ -80,13 +80,19 @@ class Model:
 
     @classmethod
     def from_config(
-        cls, config: RunConfig, module: Module | None = None, schedule: str | os.PathLike[str] | None = None
+        cls,
+        config: RunConfig,
+        module: Module | None = None,
+        schedule: str | os.PathLike[str] | None = None,
+        is_new: bool = True,
     ) -> Self:
         """A model from a whole configuration, as the command line and checkpoints have it.
 
-        With the schedule.jsonl of an asynchronous run it replays that run inline, to the same bits.
+        With the schedule.jsonl of an asynchronous run it replays that run inline, to the same bits. One that is not new
+        may go on in the directory of a run with the same configuration.
         """
         model = cls.__new__(cls)
+        model._is_new = is_new
         recorded = None if schedule is None else Schedule.read(Path(schedule), config.topology.n_steps)
         model._set_up(config, module, recorded)
         return model

@@ -88,6 +88,10 @@ def admitted_env(run: Path, env: EnvSource | EnvSpec | None = None, trust: bool 
 
 def read_frames(run: Path) -> tuple[int, list[Any]]:
     """The run's seed and what its journal holds."""
+    if not run.is_dir():
+        raise JournalError(f"{run}: there is no such directory; expected a run directory")
+    if not (run / "journal").is_dir():
+        raise JournalError(f"{run}: expected recorded episodes, found none{_why_none(read_config(run)[0])}")
     seed, frames = read_journal(run / "journal")
     config, _ = read_config(run)
     if config.get("seed") != seed:
@@ -95,6 +99,17 @@ def read_frames(run: Path) -> tuple[int, list[Any]]:
             f"{run}: its config.json has seed {config.get('seed')}, its journal {seed}; expected one run"
         )
     return seed, frames
+
+
+def _why_none(config: dict[str, Any]) -> str:
+    """Why a run has recorded nothing, as far as its configuration says."""
+    topology, session = (config.get(name) for name in ("topology", "session"))
+    policy = topology.get("nan_policy") if isinstance(topology, dict) else None
+    if policy in ("drop", "clamp"):  # a replay would see what the environment showed, and not what was stored
+        return f": with nan_policy={policy} episodes are not recorded; nan_policy=raise records them"
+    if isinstance(session, dict) and session.get("keep_episodes_mb") == 0:
+        return ": its keep_episodes_mb was 0"
+    return ""
 
 
 def _episode_id(episode: str | tuple[int, int]) -> tuple[int, int]:

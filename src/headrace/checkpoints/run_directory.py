@@ -59,6 +59,13 @@ def _without_places(config: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
+def has_checkpoints(run_dir: Path) -> bool:
+    """Whether a directory is a checkpoint, or holds any, whole or not."""
+    folder = run_dir / "checkpoints"
+    found = [*folder.glob("step_*"), *folder.glob(".step_*.old")]
+    return bool(found) or folder.is_symlink() or (run_dir / "manifest.json").exists()
+
+
 def open_run_dir(run_dir: Path, config: dict[str, Any], is_new: bool, lock: RunLock | None = None) -> RunLock:
     """Make the directory and write what is known at the start; refused if it can't be, is in use, or holds another run.
 
@@ -130,7 +137,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 def read_config(run_dir: Path) -> tuple[dict[str, Any], str]:
     """A run's configuration, and why it is not proved that this user's run wrote it; empty if it is."""
     if not (run_dir / "config.json").is_file():
-        raise UsageError(f"{run_dir}: expected a run directory with config.json, found none")
+        missing = "" if run_dir.is_dir() else ": there is no such directory"
+        raise UsageError(f"{run_dir}: expected a run directory with config.json, found none{missing}")
     config = _read_config(run_dir / "config.json")
     proof = config.pop("proof", None)
     return config, doubt_about(CONFIGURATION, config, proof)

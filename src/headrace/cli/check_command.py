@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from headrace.cli.options import env_kwargs, translate
+from headrace.cli.options import env_kwargs, parse, translate
+from headrace.errors import EnvError
+
+if TYPE_CHECKING:
+    from headrace.envs.spec import EnvSpec
+    from headrace.runtime.line import Line
+
+_SAID, _ANSWER, _FAILED = b"S", b"A", b"F"
+_END_S = 5.0  # for a check that has answered to end by itself
 
 
 @dataclass(frozen=True)
@@ -24,17 +32,46 @@ class CheckOptions:
     """Send every action this many times."""
     seed: int = 1
     """Root of the check's random numbers."""
+    hang_ceiling_s: float = 300.0
+    """An environment that shows no progress for so long is an error that says what it is in; 0: no limit."""
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    options = tyro.cli(CheckOptions, args=translate(argv), prog="headrace check")
+    options = parse(CheckOptions, translate(argv), "check")
     kwargs = env_kwargs(options.env_kwargs)
     from headrace.cli.own_modules import find_own_modules
     from headrace.envs.spec import EnvSpec
-    from headrace.evaluation.check import check_env
+    from headrace.runtime.child import Child
+    from headrace.runtime.death import how_it_ended
+    from headrace.runtime.failures import failure_of
 
     spec = EnvSpec(options.env, kwargs, options.wrappers, options.action_repeat)
     find_own_modules(spec.encode())
-    print(check_env(spec, options.seed, progress=print).text())
-    return 0
+    child, patience_s, has_answer = Child.spawn("headrace-check"), 0.0, False
+    try:
+        child.assign(_check, (spec, options.seed, options.hang_ceiling_s))
+        while (data := child.line.receive()) is not None:
+            if data.startswith(_FAILED):
+                raise failure_of("the check", data[1:], with_ours=False)
+            has_answer = data.startswith(_ANSWER)
+            print(data[1:].decode(), flush=True)
+        patience_s = _END_S
+    finally:
+        code = child.end(patience_s)
+    if not has_answer and code != 1:  # 1: it has said what it hung in
+        raise EnvError(f"{spec.name}: the process that played it died: {how_it_ended(code)}")
+    return 0 if has_answer else 1
+
+
+def _check(line: Line, asked: tuple[EnvSpec, int, float]) -> None:
+    """In a process of its own: what the environments have spawned goes with it, however the command ends."""
+    from headrace.evaluation.check import check_env
+    from headrace.runtime.failures import report
+
+    spec, seed, hang_ceiling_s = asked
+    try:
+        found = check_env(spec, seed, lambda text: line.send(_SAID + text.encode()), hang_ceiling_s)
+        line.send(_ANSWER + found.text().encode())
+    except BaseException as error:
+        line.send(_FAILED + report(error))

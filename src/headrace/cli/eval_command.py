@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from headrace.cli.options import translate
+from headrace.cli.options import parse, translate
 from headrace.cli.printing import warn
 from headrace.errors import UsageError
 
@@ -36,7 +36,7 @@ class EvalOptions:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    options = tyro.cli(EvalOptions, args=translate(argv), prog="headrace eval")
+    options = parse(EvalOptions, translate(argv), "eval")
     if options.n_eval_episodes < 1:
         raise UsageError(f"--n-eval-episodes: expected at least 1, got {options.n_eval_episodes}")
     if options.json is not None and not options.json.parent.is_dir():

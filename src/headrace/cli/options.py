@@ -14,6 +14,9 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
 from headrace.checkpoints.proof import CONFIGURATION, doubt_about
 from headrace.errors import UsageError
 from headrace.files import parse_json, read_named, require_bounded
@@ -31,6 +34,36 @@ CLEANRL_NAMES = {
 _TYPED_ONLY = ("trust", "resume", "config")  # a file may not agree with itself
 
 Options = TypeVar("Options")
+
+_NUMBERS = ConstructorRegistry()  # so that what is no number is refused in the words of our other errors
+
+
+@_NUMBERS.primitive_rule
+def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    kind = info.type
+    if kind not in (int, float):
+        return None
+
+    def read(words: list[str]) -> Any:
+        try:
+            return kind(words[0])
+        except ValueError:
+            raise ValueError(f"expected {'a whole number' if kind is int else 'a number'}, got {words[0]!r}") from None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=kind.__name__.upper(),
+        instance_from_str=read,
+        is_instance=lambda value: type(value) is kind or (kind is float and type(value) is int),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def parse(kind: type[Options], argv: list[str], command: str, default: Options | None = None) -> Options:
+    """The options of a command, from its command line."""
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    options: Options = tyro.cli(kind, args=argv, prog=f"headrace {command}", registry=_NUMBERS, **given)
+    return options
 
 
 def translate(argv: list[str]) -> list[str]:

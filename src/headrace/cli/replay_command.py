@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from headrace.cli.options import env_kwargs, translate
+from headrace.cli.options import env_kwargs, parse, translate
 from headrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ReplayOptions:
     """Show this many at most; 0 for all."""
     json: bool = False
     """Print JSON."""
-    diff: tuple[Path, Path] | None = None
+    diff: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN RUN")] = ()
     """Show where two runs (directories) of one seed part ways. Exit code 1 if they do."""
     render: Path | None = None
     """Also write a video: a name that ends in .gif, .png or .webp."""
@@ -51,8 +51,10 @@ class ReplayOptions:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    options = tyro.cli(ReplayOptions, args=translate(argv), prog="headrace replay")
-    if options.diff is not None:
+    options = parse(ReplayOptions, translate(argv), "replay")
+    if options.diff:
+        if len(options.diff) != 2:
+            raise UsageError(f"--diff: expected two run directories, got {len(options.diff)}; as in --diff RUN RUN")
         return _diff(*options.diff, options.json)
     if options.run is None:
         raise UsageError("expected a run directory: headrace replay RUN EPISODE, RUN --list, or --diff RUN RUN")

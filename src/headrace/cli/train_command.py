@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from headrace.cli.options import env_kwargs, flat, read_config, translate, value_of, with_file
+from headrace.cli.options import env_kwargs, flat, parse, read_config, translate, value_of, with_file
 from headrace.cli.own_modules import find_own_modules
 from headrace.cli.own_words import require_own_words
 from headrace.cli.printing import drop_stdout, warn
@@ -136,13 +136,13 @@ def _parse(argv: list[str], defaults: TrainOptions | None = None) -> TrainOption
         defaults = _options_for(TrainOptions.algorithm if name is None else str(name))()
     if path is not None:
         defaults = with_file(defaults, Path(path))
-    return tyro.cli(type(defaults), args=argv, default=defaults, prog="headrace train")
+    return parse(type(defaults), argv, "train", defaults)
 
 
 def _typed(argv: list[str], options: TrainOptions) -> TrainOptions:
     """What the command line alone names; numbers are as they are resolved."""
     blank = replace(options, env="", env_kwargs="{}", wrappers=(), run_dir=None, schedule=None)
-    return tyro.cli(type(options), args=argv, default=blank, prog="headrace train")
+    return parse(type(options), argv, "train", blank)
 
 
 def _require_consent(argv: list[str], options: TrainOptions, env: EnvSpec) -> None:
@@ -156,10 +156,31 @@ def _require_consent(argv: list[str], options: TrainOptions, env: EnvSpec) -> No
 
 def _resume(argv: list[str]) -> int:
     """The run's own options are the defaults; where actors run may be changed, what decides its bits may not."""
+    from headrace.checkpoints.run_directory import has_checkpoints
+
     named, elsewhere = Path(value_of("--resume", argv) or ""), value_of("--run-dir", argv)
     home = _home(named) if (named / "manifest.json").exists() else named
     with _early_lock(home if elsewhere is None else Path(elsewhere), "--dry-run" in argv) as lock:
+        if (named / "config.json").is_file() and not has_checkpoints(named):
+            return _begin_again(argv, named, lock)
         return _resume_locked(argv, named, lock)
+
+
+def _begin_again(argv: list[str], home: Path, lock: RunLock | None) -> int:
+    """A run that ended before its first checkpoint: from its beginning, as --config RUN/config.json would have it."""
+    argv = ["--config", str(home / "config.json"), *argv]
+    options = _parse(argv)
+    config, run_dir = _run_config(options), options.run_dir or home
+    _require_consent(argv, options, config.env)
+    find_own_modules(config.env.encode())
+    warn(f"{home} has no checkpoint: the run ended before its first one, and begins again with its config.json")
+    from headrace.api.model import Model
+
+    with Model.from_config(config, schedule=options.schedule, is_new=run_dir != home) as model:
+        if options.dry_run:
+            print(model.plan())
+            return 0
+        return _train(model, options, run_dir, lock)
 
 
 def _resume_locked(argv: list[str], named: Path, lock: RunLock | None) -> int:

@@ -15,9 +15,10 @@ from headrace.collecting.host import Order
 from headrace.collecting.place import Say, StartOf
 from headrace.collecting.watch import look_after
 from headrace.collecting.worker import DONE, FAILED, NOT_CLOSED, READY
-from headrace.collecting.workers import Workers, failure_of
+from headrace.collecting.workers import Workers
 from headrace.runtime import supervisor_state as supervisor
 from headrace.runtime.death import Death
+from headrace.runtime.failures import failure_of
 from headrace.runtime.line import Woken, wait_any
 
 _PATIENCE_S = 0.05  # for something to happen

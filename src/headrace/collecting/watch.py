@@ -1,7 +1,7 @@
 """The watch over worker processes: reads their crash notes now and then, and says who shows no progress, and where.
 
     look_after: notes ──(changed?)──> Beat with the patience that was learnt · Tick ──> the supervisor says ──> Kill
-    where: "in step() of env 3, episode (3, 1), seed 5, step 4"      stack: SIGUSR1 -> faulthandler -> last words
+    where: "in step() of env 3, episode 3:1, seed 5, step 4"      stack: SIGUSR1 -> faulthandler -> last words
 
 A worker that has nothing to do is not expected to move. Limits are learnt apart for steps, for what sets environments
 up and ends them, and for our own code; a new process gets a minute for its imports and compiled functions, for which
@@ -11,11 +11,8 @@ with its workers, does not take them for hung. Decides nothing (runtime/supervis
 
 from __future__ import annotations
 
-import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from pathlib import Path
 from typing import Protocol
 
 from headrace.acting.culprit import Culprit
@@ -27,14 +24,13 @@ from headrace.memory.crash_note import CrashNotes, Doing, Noted, notes_bytes
 from headrace.memory.segment import SharedSegment
 from headrace.runtime.child import Child
 from headrace.runtime.patience import Patience
+from headrace.runtime.stacks import last_words, stack_of
 from headrace.runtime.supervisor_state import Beat, Event, Phase, SupervisorState, Tick
 
 _LONGEST_LOOK_S = 0.5  # more time between two looks is time in which nobody looked
 _NEW_S = 60.0  # at least, for our own code in a worker that has not finished anything yet
-_STACK_S = 0.3  # for a hung worker to write its stack
-_POLL_S = 0.01
+_FIRST = "run_worker"  # of our own functions on a worker's stack
 _KINDS = {Doing.NOTHING: "own", Doing.STEP: "step", Doing.REPLAY: "step"}  # all others: "setup"
-_KERNEL = {"T": "the process is stopped (SIGSTOP)", "t": "a debugger has stopped it", "D": "it waits in the kernel"}
 
 
 class Watched(Protocol):
@@ -143,21 +139,11 @@ class Watch:
 
     def stack(self, worker: int, child: Child) -> str:
         """What a worker that does not move is in: every thread's Python stack, or why there is none."""
-        state = _state_of(child.pid)
-        if state in _KERNEL:  # no signal handler runs there
-            return f"(no Python stack: {_KERNEL[state]})"
-        child.signal(signal.SIGUSR1)
-        deadline, text = now_s() + _STACK_S, ""
-        while now_s() < deadline:
-            time.sleep(_POLL_S)
-            before, text = text, self.notes.last_words(worker)
-            if text and text == before:
-                break
-        return _short(text) or "(no Python stack: the process did not answer)"
+        return stack_of(child, self.notes, worker, _FIRST)
 
     def last_words(self, worker: int) -> str:
         """The stack that a worker left when it crashed; nothing if it left none."""
-        return _short(self.notes.last_words(worker))
+        return last_words(self.notes, worker, _FIRST)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -181,21 +167,3 @@ def look_after(workers: Watched) -> None:
 def _teaches(kind: str, what: Expected) -> bool:
     """Whether how long it took says anything: waiting does not, nor do the imports of a new process."""
     return what is Expected.WORK or (kind != "own" and what is not Expected.NOTHING)
-
-
-def _state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def _short(text: str) -> str:
-    """faulthandler's text without our own threads, and what is below a worker's first function."""
-    threads = [block.splitlines() for block in text.split("\n\n") if not block.startswith("Extension modules")]
-    short = []
-    for lines in threads:
-        ours = [index for index, line in enumerate(lines) if line.endswith((" in run_worker", " in _end_with_parent"))]
-        if not (ours and lines[ours[0]].endswith("_end_with_parent")):
-            short.append("\n".join(lines[: ours[0]] if ours else lines))
-    return "\n\n".join(short)

@@ -9,10 +9,6 @@ its Python stack once it crashes or is asked for it (SIGUSR1). Does not know oth
 
 from __future__ import annotations
 
-import faulthandler
-import json
-import signal
-import traceback
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,11 +16,11 @@ from headrace.collecting.host import Host, Order
 from headrace.collecting.plan import HostPlan
 from headrace.episodes.standing import Standing
 from headrace.memory.allocator import keep_freed_memory
-from headrace.memory.crash_note import CrashNotes
 from headrace.memory.segment import SharedSegment
-from headrace.plain_text import MAX_ERROR, MAX_TRACEBACK, message_of, shortened
 from headrace.policies.threads import torch_threads
+from headrace.runtime.failures import report
 from headrace.runtime.line import Line
+from headrace.runtime.stacks import keep_notes
 from headrace.weights.store import WeightStore
 
 READY, DONE, FAILED, NOT_CLOSED = b"R", b"D", b"F", b"C"
@@ -56,7 +52,7 @@ def run_worker(line: Line, plan: WorkerPlan) -> None:
 
     try:
         with torch_threads(1):
-            notes = _keep_notes(plan)
+            notes = keep_notes([len(shard) for shard in plan.host.shards], plan.notes_segment, plan.worker)
             slabs = SharedSegment.attach(plan.ring_segment).buffer
             segment = SharedSegment.attach(plan.store_segment)
             store = WeightStore(plan.store_size, plan.store_capacity, segment, create=False)
@@ -64,28 +60,10 @@ def run_worker(line: Line, plan: WorkerPlan) -> None:
             line.send(READY)
             host.serve(receive, partial(line.send, DONE))
     except BaseException as error:
-        line.send(FAILED + _report(error))
+        line.send(FAILED + report(error))
     finally:
         try:
             if host is not None:
                 host.close()
         except Exception as error:
-            line.send(NOT_CLOSED + _report(error))
-
-
-def _keep_notes(plan: WorkerPlan) -> CrashNotes:
-    """From now on the parent can see what this process is at, also when it hangs or has crashed."""
-    segment = SharedSegment.attach(plan.notes_segment)
-    notes = CrashNotes([len(shard) for shard in plan.host.shards], segment)
-    descriptor = SharedSegment.open_at(plan.notes_segment, notes.last_words_at(plan.worker))
-    faulthandler.enable(descriptor)
-    faulthandler.register(signal.SIGUSR1, descriptor)
-    return notes
-
-
-def _report(error: BaseException) -> bytes:
-    text = shortened("".join(traceback.format_exception(error)), MAX_TRACEBACK)  # here: any length would cross the line
-    place = getattr(error, "place", None)  # of what an environment raised
-    return json.dumps(
-        {"kind": type(error).__name__, "message": message_of(error, MAX_ERROR), "traceback": text, "place": place}
-    ).encode()
+            line.send(NOT_CLOSED + report(error))

@@ -12,14 +12,11 @@ now that the old process has been reaped. Processes come from
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from typing import Any
 
-from headrace import errors
 from headrace.clock import now_s
 from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
@@ -48,7 +45,7 @@ from headrace.runtime.supervisor_state import (
     SupervisorState,
 )
 
-_PRELOAD = ("headrace.collecting.worker", "headrace.collecting.warm_up", "headrace.envs.serial")
+PRELOAD = ("headrace.collecting.worker", "headrace.collecting.warm_up", "headrace.envs.serial")
 _START_UPS = RestartLimits(fruitless=5, first_starts=5)  # in a row without a committed slab
 _ENDED = "the workers of this run were ended; make another run or load its last checkpoint"
 _CLOSE_S = 3.0  # for environments that are being closed, beyond the patience that all workers have to end
@@ -85,7 +82,7 @@ class Workers:
         replaced: Replaced | None = None,
     ) -> None:
         self._plan, self._make_plan, self._limits = plan, make_plan, limits
-        self.standby = Standby(method, _PRELOAD, spares, (warm_up, (plan.observation, plan.action)))
+        self.standby = Standby(method, PRELOAD, spares, (warm_up, (plan.observation, plan.action)))
         self.count = count
         self.recycling = Recycling.of(limits, plan.env.is_vector())  # None: no worker is ever worn out
         self.watch = Watch(plan, count, self._shards, limits)
@@ -97,6 +94,7 @@ class Workers:
         self.say: Say = lambda text: None
         self.replaced = replaced or Replaced()  # one that can't be replaced is not among them
         self.retiring: set[int] = set()
+        self._replaying: set[int] = set()  # workers that did not begin at the beginning
         self.ends: dict[int, _End] = {}  # of workers that are to be replaced, or are being killed
         self._end: HeadraceError | None = None  # what whoever needs them is told, once they were ended or given up
 
@@ -134,13 +132,15 @@ class Workers:
     def ready(self, worker: int) -> None:
         """It has come up: from now on its memory and its episodes are its own."""
         if self.recycling is not None:
-            self.recycling.begin(worker, self.children[worker].pid, self._episodes(worker))
+            pid, has_replayed = self.children[worker].pid, worker in self._replaying
+            self.recycling.begin(worker, pid, self._episodes(worker), has_replayed, self._warn)
 
     def died(self, worker: int, death: Death) -> None:
         """A process has been reaped."""
         del self.children[worker]
+        is_done = death.exit_code == 0 or (death.exit_code is None and not self.owed[worker])  # None: it is not known
         self.owed[worker] = 0
-        is_retired = worker in self.retiring and death.exit_code == 0 and worker not in self.ends
+        is_retired = worker in self.retiring and is_done and worker not in self.ends
         self.retiring.discard(worker)
         if is_retired:
             self.handle(Retired(worker))
@@ -218,6 +218,9 @@ class Workers:
                 taken[worker] = self.standby.take(f"headrace-worker-{worker}")
             for worker in workers:  # once all are on their way: a long plan is sent only as fast as it is read
                 starts = {shard: self.start_of(shard) for shard in self._shards(worker)}
+                self._replaying.discard(worker)
+                if any(start is not None for start in starts.values()):
+                    self._replaying.add(worker)
                 taken[worker].assign(run_worker, self._make_plan(starts, str(self.watch.notes.segment.name), worker))
         except BaseException:
             for child in taken.values():
@@ -243,9 +246,16 @@ class Workers:
         if self._plan.env.is_vector():
             raise _with_stack(lost.worker, end.stack, HeadraceError(
                 f"{what}; its environments are a pool that resets itself "
-                f"(class B): episodes can't be replayed. Train on from the last checkpoint with weights_only=True"
+                f"(class B): episodes can't be replayed. Its last checkpoint holds the weights: "
+                f"PPO.load(RUN, weights_only=True) in Python trains on from them"
             ))  # fmt: skip
-        logger.warning("%s; replaying its episodes%s", what, f"\n{end.stack}" if end.stack else "")
+        text = f"{what}; replaying its episodes"
+        logger.warning("%s%s", text, f"\n{end.stack}" if end.stack else "")
+        self.say(f"warning: {text}{'; its Python stack is in the log' if end.stack else ''}")
+
+    def _warn(self, text: str) -> None:
+        logger.warning("%s", text)
+        self.say(f"warning: {text}")
 
     def _report_raised(self, what: str, traceback: str) -> None:
         """On the terminal the first comes with its traceback, all later ones are lines: there may be many."""
@@ -291,20 +301,6 @@ class Workers:
     def _environments(self, worker: int) -> str:
         ranges = [self._plan.shards[shard] for shard in self._shards(worker)]
         return "environments " + ", ".join(f"{one.start}-{one.stop - 1}" for one in ranges)
-
-
-def failure_of(worker: str, data: bytes) -> HeadraceError:
-    """What a worker reported, as the error it was, with its whole traceback."""
-    report: dict[str, Any] = json.loads(data)
-    kind = getattr(errors, report["kind"], None)
-    if isinstance(kind, type) and issubclass(kind, HeadraceError):
-        failure = kind(report["message"])
-    else:
-        failure = HeadraceError(f"{worker}: {report['kind']}: {report['message']}")
-    if isinstance(failure, EnvRaised) and report["place"]:
-        failure.place = tuple(report["place"])
-    failure.add_note(f"In {worker}:\n{report['traceback']}")
-    return failure
 
 
 def _traceback(failure: HeadraceError) -> str:

@@ -58,15 +58,17 @@ def _makes(spec: EnvSpec, env_indices: range) -> Callable[[], gym.Env[Any, Any]]
     return make
 
 
-def first_look(spec: EnvSpec, seed: int, purpose: Purpose = Purpose.ENV) -> tuple[EnvSpec, VectorEnv]:
+def first_look(
+    spec: EnvSpec, seed: int, purpose: Purpose = Purpose.ENV, note: CrashNote | None = None
+) -> tuple[EnvSpec, VectorEnv]:
     """One environment, reset once, and the spec with the widest seeds that it takes.
 
     One that fails with both keeps its long seeds and is not judged: its error is shown where it is played.
     """
-    envs = build_envs(spec, range(1), seed, purpose)
+    envs = build_envs(spec, range(1), seed, purpose, note=note)
     if spec.seed_bits == LONG and not _begins(envs):
         short = replace(spec, seed_bits=SHORT)
-        others = build_envs(short, range(1), seed, purpose)
+        others = build_envs(short, range(1), seed, purpose, note=note)
         if _begins(others):
             spec, envs, others = short, others, envs
         others.close()

@@ -20,6 +20,8 @@ from typing import Any
 from headrace.envs.vector_env import EnvFailure
 from headrace.plain_text import message_of
 
+_STEP = "(obs, reward, terminated, truncated, info)"
+
 
 def failure(position: int, env_index: int, error: BaseException, where: str = "") -> EnvFailure:
     """The failure to raise for what an environment raised; raises the error itself if it broke in from outside."""
@@ -28,11 +30,20 @@ def failure(position: int, env_index: int, error: BaseException, where: str = ""
     said = f"raised {type(error).__name__}{f': {text}' if text else ''}"
     hint, is_raised = "", not isinstance(error, KeyboardInterrupt)  # which asks for an end
     if isinstance(error, TypeError | ValueError) and "unpack" in text:
+        names, count = ("(observation, info)", 2) if where.startswith("reset") else (_STEP, 5)
+        hint = f"; expected a tuple {names}"
         trace = error.__traceback__
-        is_raised = trace is None or trace.tb_next is not None  # else it was our own unpacking of what it returned
-        hint = " (observation, info)" if where.startswith("reset") else " (obs, reward, terminated, truncated, info)"
-        hint = f"; expected a tuple{hint}"
+        if trace is not None and trace.tb_next is None:  # it was our own unpacking of what it returned
+            is_raised, hint = False, ""
+            said = f"returned {_amount(text)}, expected {count} {names}"
     return EnvFailure(position, f"{f'{where} ' if where else ''}{said}{hint}", is_raised)
+
+
+def _amount(text: str) -> str:
+    """How much was returned, from what Python says about unpacking it."""
+    if text.startswith("not enough"):
+        return f"{text.rpartition('got ')[2].rstrip(')')} values"
+    return "too many values" if text.startswith("too many") else text.removeprefix("cannot unpack non-iterable ")
 
 
 def require_own(error: BaseException, where: str) -> None:

@@ -119,7 +119,7 @@ def require_seed(live: LiveEpisode, seed: int) -> None:
     """Refuse the journal of another run."""
     if live.seed != seed:
         raise ReplayError(
-            f"env {live.env_index}, episode {live.episode}: the journal's seed {live.seed} is not the "
+            f"env {live.env_index}, episode {live.name}: the journal's seed {live.seed} is not the "
             f"seed tree's; the journal belongs to a run with another seed"
         )
 
@@ -145,7 +145,7 @@ def bring_back(
             counts[position] = count + 1
         if terminated or truncated:
             raise ReplayError(
-                f"env {live.env_index}, episode {live.episode}, seed {live.seed}: ended at step {count} of "
+                f"env {live.env_index}, episode {live.name}, seed {live.seed}: ended at step {count} of "
                 f"{len(live.actions)} journalled ones; the environment is not deterministic (see headrace check)"
             )
     return replay

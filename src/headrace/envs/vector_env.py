@@ -41,6 +41,11 @@ class LiveEpisode:
     """Of all that it showed so far (memory/checksum): what its replay must come to."""
 
     @property
+    def name(self) -> str:
+        """As the command line takes it."""
+        return f"{self.env_index}:{self.episode}"
+
+    @property
     def is_at_start(self) -> bool:
         """Whether the environment has not taken a step in this run."""
         return self.episode == 0 and not len(self.actions)

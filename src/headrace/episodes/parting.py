@@ -34,7 +34,7 @@ class Parting:
     def text(self) -> str:
         """For people."""
         return (
-            f"they part ways in update {self.update}, environment {self.env_index}, episode {self.episode}, "
+            f"they part ways in update {self.update}, env {self.env_index}, episode {self.env_index}:{self.episode}, "
             f"step {self.step}: {self.what}"
         )
 

@@ -106,7 +106,7 @@ def restore(journal: Journal, state: dict[str, Any], arrays: dict[str, Array]) -
 def _take_over(journal: Journal, live: LiveEpisode) -> None:
     if live.seed != journal.seed_of(live.env_index, live.episode):
         raise ReplayError(
-            f"env {live.env_index}, episode {live.episode}: its seed {live.seed} is not the seed tree's; "
+            f"env {live.env_index}, episode {live.name}: its seed {live.seed} is not the seed tree's; "
             f"the journal belongs to a run with another seed"
         )
     journal.episode[live.env_index] = live.episode

@@ -13,27 +13,25 @@ differs in one of them. Also measures what a step and a reset cost. Does not kno
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 
 from headrace.envs.building import first_look
 from headrace.envs.seeds import SHORT, Purpose
 from headrace.envs.spec import EnvSource, EnvSpec
+from headrace.envs.time_limit import time_limit
 from headrace.errors import EnvError
-from headrace.evaluation.trace import MOST_ROWS, MOST_S, Job, Key, Trace, played
+from headrace.evaluation.elsewhere import Elsewhere
+from headrace.evaluation.trace import MOST_ROWS, MOST_S, Job, Key, Trace, play, played, traces_of
+from headrace.memory.crash_note import CrashNote
 from headrace.memory.spaces import ObservationSpace, Space, in_words, leaves_of
+from headrace.runtime.child import Child
 
 INSTANCES = 3
 POOL = 4  # environments of a pool, and of its two halves together
@@ -95,35 +93,60 @@ class Checked:
         return "\n".join([*lines, *(f"guarantee     {line}" for line in self.guarantees)])
 
 
-def check_env(env: EnvSource | EnvSpec, seed: int = 1, progress: Callable[[str], None] | None = None) -> Checked:
-    """Play an environment and say what can be guaranteed."""
+@dataclass(frozen=True)
+class _Game:
+    """What is played, and how long it may show no progress."""
+
+    spec: EnvSpec
+    seed: int
+    hang_ceiling_s: float
+
+    def played_here(self, spec: EnvSpec, job: Job) -> dict[Key, Trace]:
+        note = CrashNote(len(job.env_indices))
+        with time_limit(self.spec.name, note, self.hang_ceiling_s):
+            return played(spec, job, self.seed, MOST_S, note)
+
+
+def check_env(
+    env: EnvSource | EnvSpec,
+    seed: int = 1,
+    progress: Callable[[str], None] | None = None,
+    hang_ceiling_s: float = 300.0,
+) -> Checked:
+    """Play an environment and say what can be guaranteed.
+
+    One that shows no progress for `hang_ceiling_s` is an error that says what it is in; 0: no limit.
+    """
     say = progress or (lambda text: None)
-    spec, one = first_look(env if isinstance(env, EnvSpec) else EnvSpec(env), seed, Purpose.CHECK)
-    observation, action = one.observation_space, one.action_space
-    one.close()
+    spec, note = env if isinstance(env, EnvSpec) else EnvSpec(env), CrashNote(1)
+    with time_limit(spec.name, note, hang_ceiling_s):
+        spec, one = first_look(spec, seed, Purpose.CHECK, note)
+        observation, action = one.observation_space, one.action_space
+        one.close()
     judge = _judge_pool if spec.is_vector() else _judge_single
-    env_class, evidence, costs = judge(spec, seed, say)
+    env_class, evidence, costs = judge(_Game(spec, seed, hang_ceiling_s), say)
     guarantees = _GUARANTEES[env_class]
     return Checked(spec.name, observation, action, env_class[0], evidence, guarantees, spec.seed_bits, **costs)
 
 
-def _judge_single(spec: EnvSpec, seed: int, say: Callable[[str], None]) -> tuple[str, str, dict[str, float]]:
+def _judge_single(game: _Game, say: Callable[[str], None]) -> tuple[str, str, dict[str, float]]:
     say(f"playing {INSTANCES} instances in turn")
     times = _Times()
-    here = played(replace(spec, wrappers=(*spec.wrappers, times.wrap)), Job(range(INSTANCES), MOST_ROWS), seed, MOST_S)
+    timed = replace(game.spec, wrappers=(*game.spec.wrappers, times.wrap))
+    here = game.played_here(timed, Job(range(INSTANCES), MOST_ROWS))
     rows = max(sum(len(here[key].reward) for key in here if key[0] == index) for index in range(INSTANCES))
     # Later episodes first, so that nothing was played before them in their process.
     alone = [Job(range(index, index + 1), len(here[index, episode].reward), episode)
              for index, episode in sorted(here, key=lambda key: (-key[1], key[0]))]  # fmt: skip
     say("playing the same again in a fresh process, and every episode alone in another one")
-    again, each = _in_fresh_processes(spec, seed, [Job(range(INSTANCES), rows)], alone)
+    again, each = _in_fresh_processes(game, [Job(range(INSTANCES), rows)], alone)
     steps = sum(len(trace.reward) for trace in here.values())
     for others, how in ((each, "played alone in a fresh process"), (again, "played again in a fresh process")):
         for (index, episode), trace in sorted(here.items(), key=lambda one: one[0][::-1]):
             other = others.get((index, episode))
             difference = trace.difference(other) if other else "its number of episodes"
             if difference is not None:
-                return "C", f"env {index}, episode {episode}, {how}, differs in {difference}", times.costs()
+                return "C", f"env {index}, episode {index}:{episode}, {how}, differs in {difference}", times.costs()
     evidence = (
         f"{len(here)} episodes of {INSTANCES} instances ({steps} steps) are the same to the last bit in a fresh "
         f"process, and each one alone"
@@ -131,14 +154,14 @@ def _judge_single(spec: EnvSpec, seed: int, say: Callable[[str], None]) -> tuple
     return "A", evidence, times.costs()
 
 
-def _judge_pool(spec: EnvSpec, seed: int, say: Callable[[str], None]) -> tuple[str, str, dict[str, float]]:
+def _judge_pool(game: _Game, say: Callable[[str], None]) -> tuple[str, str, dict[str, float]]:
     say(f"playing a pool of {POOL} environments")
     whole, half = Job(range(POOL), MOST_ROWS), POOL // 2
-    here = played(spec, whole, seed, MOST_S)
+    here = game.played_here(game.spec, whole)
     rows = max(sum(len(here[key].reward) + 1 for key in here if key[0] == index) for index in range(POOL))  # some more
     say("playing the same again in a fresh process, and two smaller pools in another one")
     halves = [Job(range(half), rows), Job(range(half, POOL), rows)]
-    again, smaller = _in_fresh_processes(spec, seed, [replace(whole, rows=rows)], halves)
+    again, smaller = _in_fresh_processes(game, [replace(whole, rows=rows)], halves)
     for others, env_class, how in (
         (again, "C", "played again in a fresh process"),
         (smaller, "B, one pool", "in a pool of half the size"),
@@ -148,7 +171,7 @@ def _judge_pool(spec: EnvSpec, seed: int, say: Callable[[str], None]) -> tuple[s
             difference = trace.difference(_cut(other, len(trace.reward))) if other else "its number of episodes"
             if difference is not None:
                 what = "a vector environment resets itself; " if env_class != "C" else ""
-                return env_class, f"{what}env {index}, episode {episode}, {how}, differs in {difference}", {}
+                return env_class, f"{what}env {index}, episode {index}:{episode}, {how}, differs in {difference}", {}
     return "B", "a vector environment resets itself; each of its environments depends on its own seed and actions", {}
 
 
@@ -197,53 +220,20 @@ class _Timed(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
 
-def _in_fresh_processes(spec: EnvSpec, seed: int, *jobs: Sequence[Job]) -> list[dict[Key, Trace]]:
+def _in_fresh_processes(game: _Game, *jobs: Sequence[Job]) -> list[dict[Key, Trace]]:
     """Each list of jobs in a process of its own, all of them at the same time."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as undo:
-        outs = [Path(folder) / f"{number}.npz" for number in range(len(jobs))]
-        started = [undo.enter_context(_started(out)) for out in outs]
-        for process, one in zip(started, jobs, strict=True):
-            _feed(process, cloudpickle.dumps((spec, seed, list(one))))
-        return [_result(spec, process, out) for process, out in zip(started, outs, strict=True)]
-
-
-@contextmanager
-def _started(out: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-P", "-m", "headrace.evaluation.trace", str(out)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # the user's modules, wherever we found them
-    with out.with_suffix(".err").open("wb") as errors:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=errors, stderr=errors, env=env)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        if process.stdin is not None:
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-        process.wait()
-
-
-def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
-    assert process.stdin is not None
-    try:
-        process.stdin.write(data)
-        process.stdin.close()
-    except BrokenPipeError:
-        return  # it has ended: its exit code and its errors say why
-
-
-def _result(spec: EnvSpec, process: subprocess.Popen[bytes], out: Path) -> dict[Key, Trace]:
-    code = process.wait()
-    if code != 0 or not out.is_file():
-        text = out.with_suffix(".err").read_bytes()[-20_000:].decode(errors="replace").strip()
-        raise EnvError(f"{spec.name}: could not be played in a fresh process (exit code {code}):\n{text}")
-    found: dict[Key, dict[str, Any]] = {}
-    with np.load(out, allow_pickle=False) as data:
-        for name in data.files:
-            index, episode, field = name.split("/")
-            found.setdefault((int(index), int(episode)), {})[field] = data[name]
-    return {key: Trace(**fields) for key, fields in found.items()}
+    spec = game.spec
+    with ExitStack() as undo:
+        started = []
+        for one in jobs:
+            child, n_envs = Child.spawn("headrace-check"), len(one[0].env_indices)
+            payload = spec, game.seed, list(one)
+            started.append(undo.enter_context(Elsewhere(child, spec, n_envs, play, payload, game.hang_ceiling_s)))
+        try:
+            return [traces_of(process.answer()) for process in started]
+        except EnvError as error:
+            text = "\n".join([*getattr(error, "__notes__", ()), str(error)])
+            raise EnvError(f"{spec.name}: could not be played in a fresh process (here it could):\n{text}") from None
 
 
 def _short(space: Space) -> str:

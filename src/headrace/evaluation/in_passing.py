@@ -130,7 +130,7 @@ class InPassing:
             return None
         episode = answer["episode"]
         text = (
-            f"env 0, episode (0, {episode}), seed {self._seed_of(0, episode)}: played again in a fresh process, it "
+            f"env 0, episode 0:{episode}, seed {self._seed_of(0, episode)}: played again in a fresh process, it "
             f"differs in {answer['difference']}. The environment is not a function of its seed and actions (class C): "
             f"training goes on, but NOT guaranteed are the same bits for the same seed, resume, recovery of a lost "
             f"worker, and headrace replay. headrace check {self._spec.name} looks for the reason; check_episodes=0 "
@@ -148,7 +148,7 @@ def play_all(line: Line, payload: tuple[EnvSpec, list[tuple[ShownEpisode, int]]]
         try:
             difference = difference_of(spec, one, seed)
         except BaseException as error:  # raised here and not in the run: it may need what there is one of
-            answer = {"failed": f"episode (0, {one.episode}) could not be played again: {message_of(error)}"}
+            answer = {"failed": f"episode 0:{one.episode} could not be played again: {message_of(error)}"}
             break
         answer |= {"played": count + 1, "episode": one.episode, "difference": difference}
         if difference is not None:

@@ -21,7 +21,7 @@ from headrace.envs.replaying import Replay
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import EnvFailure
 from headrace.episodes.recorded import RecordedEpisode
-from headrace.errors import EnvError, ReplayError
+from headrace.errors import EnvError, ReplayError, UsageError
 from headrace.memory.spaces import shape_of
 
 Look = Callable[[gym.Env[Any, Any]], None]  # called after the reset and after every step
@@ -57,7 +57,7 @@ class Replayed:
 
 def replay_episode(spec: EnvSpec, seed: int, recorded: RecordedEpisode, look: Look = lambda env: None) -> Replayed:
     """Play a recorded episode again, in an environment of its own; `seed` is that of its reset."""
-    where = f"env {recorded.env_index}, episode {recorded.episode}, seed {seed}"
+    where = f"env {recorded.env_index}, episode {recorded.name}, seed {seed}"
     if spec.is_vector():
         raise ReplayError(
             f"{where}: {spec.name} is class B (a vector environment that resets itself): an episode of it can't be "
@@ -94,6 +94,8 @@ def replay_episode(spec: EnvSpec, seed: int, recorded: RecordedEpisode, look: Lo
         raise EnvError(f"{where}, step {count}: the environment {failure.reason}") from (failure.__cause__ or failure)
     except (ReplayError, EnvError):
         raise
+    except gym.error.DependencyNotInstalled as error:  # as render() of most environments needs pygame
+        raise UsageError(f"{where}, step {count}: a package is missing: {error}") from error
     except Exception as error:
         raise EnvError(f"{where}, step {count}: the environment raised {type(error).__name__}: {error}") from error
     finally:

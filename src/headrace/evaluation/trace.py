@@ -2,23 +2,21 @@
 
     VectorEnv --record--> {(env index, episode): Trace}          one row after the other, as an actor does it
 
-    python -m headrace.evaluation.trace OUT   reads jobs from standard input, plays them in this fresh process one after
-                                              the other, and writes their traces to OUT
+    a fresh process: jobs --play--> each played, one after the other --> their traces, as plain arrays --traces_of-->
 
-The jobs come through a pipe from the parent that started this process (cloudpickle, since a spec may hold a function);
-traces go back as plain arrays. Actions are drawn from a description of the space, never from the environment's own
+Actions are drawn from a description of the space, never from the environment's own
 action_space, whose generator belongs to the environment. Info dicts are left out: they hold times.
 Does not know what the traces are compared for (check).
 """
 
 from __future__ import annotations
 
+import io
 import math
-import sys
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +28,7 @@ from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import EnvFailure, LiveEpisode, VectorEnv
 from headrace.errors import EnvError
 from headrace.memory.checksum import begin as begun
+from headrace.memory.crash_note import CrashNote
 from headrace.memory.slab import Row
 from headrace.memory.spaces import Leaves, Space, empty_leaves, made_up, shape_of
 
@@ -140,9 +139,13 @@ def record(
     return {key: one.trace() for key, one in found.items() if one.reward}
 
 
-def played(spec: EnvSpec, job: Job, seed: int, most_s: float = math.inf) -> dict[Key, Trace]:
+def played(
+    spec: EnvSpec, job: Job, seed: int, most_s: float = math.inf, note: CrashNote | None = None
+) -> dict[Key, Trace]:
     """Build a job's environments, play it, close them; a failure is an error that names what happened."""
-    envs = build_envs(spec, job.env_indices, seed, Purpose.CHECK)
+    if note is not None:
+        note.episode[:] = note.step[:] = 0  # of the job before
+    envs = build_envs(spec, job.env_indices, seed, Purpose.CHECK, note=note)
     try:
         return record(envs, job, seed, spec.seed_of(seed, Purpose.CHECK), most_s)
     except EnvFailure as failure:
@@ -181,20 +184,25 @@ def _bytes_of(final: dict[str, Any], like: Leaves) -> bytes:
     return b"".join(np.asarray(final[name]).astype(leaf.dtype).tobytes() for name, leaf in like.items())
 
 
-def main() -> None:
-    """The fresh process's side."""
-    import cloudpickle
-
-    spec, seed, jobs = cloudpickle.loads(sys.stdin.buffer.read())
-    assert isinstance(spec, EnvSpec)
+def play(payload: tuple[EnvSpec, int, Sequence[Job]], note: CrashNote) -> bytes:
+    """The fresh process's side. All jobs have the same number of environments."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what environments print was printed before
+    spec, seed, jobs = payload
     arrays: dict[str, Any] = {}
     for job in jobs:
-        for (index, episode), one in played(spec, job, seed).items():
+        for (index, episode), one in played(spec, job, seed, note=note).items():
             for name in FIELDS:  # an episode that ended early goes on with another job's: that one's own counts
                 arrays.setdefault(f"{index}/{episode}/{name}", getattr(one, name))
-    with Path(sys.argv[1]).open("wb") as out:
-        np.savez(out, **arrays)
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
 
 
-if __name__ == "__main__":
-    main()
+def traces_of(answer: bytes) -> dict[Key, Trace]:
+    """What it sent."""
+    found: dict[Key, dict[str, Any]] = {}
+    with np.load(io.BytesIO(answer), allow_pickle=False) as data:
+        for name in data.files:
+            index, episode, field = name.split("/")
+            found.setdefault((int(index), int(episode)), {})[field] = data[name]
+    return {key: Trace(**fields) for key, fields in found.items()}

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import mean, median, pstdev
 
 from headrace.clock import now_s
@@ -22,9 +23,12 @@ from headrace.collecting.topology import Choice, Topology, TopologyConfig, resol
 from headrace.envs.building import build_envs, first_look
 from headrace.envs.mended import mended
 from headrace.envs.spec import EnvSpec
+from headrace.envs.time_limit import time_limit
 from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.errors import HeadraceError
+from headrace.launch.first_look import look_elsewhere
 from headrace.launch.rehearsal import Rehearsal
+from headrace.memory.crash_note import CrashNote
 from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab, slab_bytes
@@ -75,14 +79,24 @@ def survey(
     rehearsed: Callable[[ObservationSpace, Space], Rehearsal] = lambda observation, action: Rehearsal(),
     replayed_shards: int | None = None,
 ) -> Survey:
-    """Build one environment, look at its spaces, settle the topology. `rehearsed` is asked if it matters."""
-    spec, envs = first_look(spec, seed)
+    """Build one environment, look at its spaces, settle the topology. `rehearsed` is asked if it matters.
+
+    For worker processes it is built in one; else here, where it may be measured, within the same limit of time.
+    """
+    if config.topology == "processes" and replayed_shards is None:
+        spec, observation, action = look_elsewhere(spec, seed, config)
+        return Survey(resolve(config, lambda wanted: choose(wanted, cpus(), lambda: None)), observation, action, spec)
+    note = CrashNote(1)
+    in_time = partial(time_limit, spec.name, note, config.hang_ceiling_s)
+    with in_time():
+        spec, envs = first_look(spec, seed, note=note)
     try:
         mended(envs, config.nan_policy)  # refused here, before anything starts, if they can't be
         observation, action = envs.observation_space, envs.action_space
 
         def look() -> Measured | None:
-            measured = measure(spec, seed, envs)
+            with in_time():
+                measured = measure(spec, seed, envs)
             try:
                 return measured and replace(measured, policy=rehearsed(observation, action))
             except Exception as error:  # a policy that fails will fail again where its error is shown whole
@@ -95,7 +109,8 @@ def survey(
         else:
             topology = resolve(config, lambda wanted: choose(wanted, cpus(), look))
     finally:
-        envs.close()
+        with in_time():
+            envs.close()
     return Survey(topology, observation, action, spec)
 
 

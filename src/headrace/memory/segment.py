@@ -11,10 +11,11 @@ Does not know what lies in the bytes.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import mmap
 import os
 import secrets
+import warnings
 import weakref
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -22,6 +23,8 @@ from typing import Protocol
 
 from headrace.errors import HeadraceError
 from headrace.safe_path import safe_path
+
+logger = logging.getLogger(__name__)
 
 _DIRECTORY = Path("/dev/shm")
 _names: set[str] = set()  # of the segments that this process has created and not unlinked
@@ -117,8 +120,14 @@ def _remove(name: str) -> None:
 
 def keep_names_registered() -> None:
     """Give the resource tracker the names of this process's segments; one that was killed is started again."""
-    with safe_path(), contextlib.suppress(UserWarning):  # "died unexpectedly", where warnings are errors: it comes once
+    with safe_path(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         resource_tracker.ensure_running()
+    for one in caught:
+        if "process died unexpectedly" in str(one.message):
+            logger.info("multiprocessing's resource tracker had died and was started again")
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     for name in tuple(_names):
         resource_tracker.register(f"/{name}", "shared_memory")
 

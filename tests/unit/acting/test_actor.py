@@ -63,7 +63,7 @@ CUT = episode_that(lambda episode: SCRIPT(BAD, episode).truncated and not SCRIPT
 
 
 def place(episode: int, step: int) -> str:
-    return f"env {BAD}, episode ({BAD}, {episode}), seed {seed_of(BAD, episode)}, step {step}: "
+    return f"env {BAD}, episode {BAD}:{episode}, seed {seed_of(BAD, episode)}, step {step}: "
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_reward_of_an_episodes_last_step_is_named(source: str) -> None:
 
 @every_source
 def test_the_first_observation_of_all_is_looked_at(source: str) -> None:
-    with pytest.raises(HeadraceError, match=rf"env {BAD}, episode \({BAD}, 0\)"):
+    with pytest.raises(HeadraceError, match=rf"env {BAD}, episode {BAD}:0"):
         fill(source, "reset", (0, 0), np.nan)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace import __version__
-from headrace.cli.main import COMMANDS
+from headrace.cli.main import COMMANDS, main
 from support.command import run
 
 HELP_S = 0.5
@@ -97,3 +97,22 @@ def test_help_and_refusals_of_train_do_not_wait_for_torch(arguments: list[str]) 
 
 def test_a_name_brings_what_it_needs() -> None:
     assert "torch" in imported_by("import headrace; headrace.PPO")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "CartPole-v1", "--n-envs", "x"], "--n-envs: expected a whole number, got 'x'"),
+        (["train", "CartPole-v1", "--n-envs", "1.5"], "--n-envs: expected a whole number, got '1.5'"),
+        (["train", "CartPole-v1", "--gamma", "much"], "--gamma: expected a number, got 'much'"),
+    ],
+)
+def test_what_is_no_number_is_refused_in_plain_words(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert said in told
+    assert "literal" not in told

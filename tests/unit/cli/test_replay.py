@@ -144,7 +144,9 @@ def test_the_list_and_its_orders(trained: Path) -> None:
         (("out", "--list", "--limit", "-1"), 2, ["--limit"]),
         (("out", "1:1", "--render", "film.avi"), 2, [".gif, .png (animated) or .webp", "film.avi"]),
         (("out", "1:1", "--render", "no/film.gif"), 2, ["existing directory"]),
-        (("--diff", "out", "nowhere"), 1, ["nowhere"]),
+        (("--diff", "out", "nowhere"), 1, ["nowhere: there is no such directory"]),
+        (("nowhere", "--list"), 1, ["nowhere: there is no such directory"]),
+        (("--diff", "out"), 2, ["--diff: expected two run directories, got 1"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -248,7 +250,7 @@ def test_class_c_differs_after_the_first_episode(tmp_path: Path) -> None:
 
 def test_class_b_is_refused_by_name(tmp_path: Path) -> None:
     folder = train(make_pool, tmp_path / "out")
-    with pytest.raises(ReplayError, match=r"env 0, episode 0.* make_pool is class B"):
+    with pytest.raises(ReplayError, match=r"env 0, episode 0:0.* make_pool is class B"):
         hr.replay(folder, "0:0", env=hr.EnvSpec(make_pool))
     assert len(hr.recorded_episodes(folder)) > 5
     assert run("replay", "--diff", "out", "out", cwd=tmp_path).code == 0
@@ -267,7 +269,7 @@ class Raises(Noisy):
 def test_an_environment_that_raises_is_named(tmp_path: Path) -> None:
     folder = train("support.bit_envs:Noisy", tmp_path / "out")
     with pytest.raises(
-        EnvError, match=r"env 1, episode 0, seed .*, step 0: the environment raised RuntimeError: enough"
+        EnvError, match=r"env 1, episode 1:0, seed .*, step 0: the environment raised RuntimeError: enough"
     ):
         hr.replay(folder, (1, 0), env=Raises)
 
@@ -385,3 +387,23 @@ def test_a_video_of_an_environment_without_pictures_is_one_error(tmp_path: Path)
     assert_says(outcome.error, ["could not be made", "render_mode"])
     assert not (tmp_path / "film.gif").exists()
     assert folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--nan-policy", "clamp"), "with nan_policy=clamp episodes are not recorded"),
+        (("--keep-episodes-mb", "0"), "its keep_episodes_mb was 0"),
+    ],
+)
+def test_a_run_that_recorded_nothing_says_why(options: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    small = ("--n-envs", "2", "--n-steps", "4", "--total-timesteps", "8", "--quiet", "--run-dir", "out")
+    assert run("train", "CartPole-v1", *small, *options, cwd=tmp_path).code == 0
+    for command in (("out", "0:0"), ("out", "--list")):
+        outcome = run("replay", *command, cwd=tmp_path)
+        assert outcome.code == 1
+        assert f"out: expected recorded episodes, found none: {why}" in outcome.err
+
+
+def test_help_shows_what_diff_takes(tmp_path: Path) -> None:
+    assert "--diff RUN RUN" in run("replay", "--help", cwd=tmp_path).out

@@ -352,3 +352,24 @@ def test_where_a_resumed_run_goes_on(source: str, goes_to: str, tmp_path: Path) 
     [place] = (tmp_path / "runs").iterdir() if goes_to == "runs" else [tmp_path / goes_to]
     assert result_of(place)["steps"] == 80
     assert files_in(tmp_path / source) == before
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    """With its own configuration, under the rules of --config, to the bits of a run that was never broken off."""
+    options = ("--n-envs", "2", "--n-steps", "4", "--total-timesteps", "16", "--seed", "5", "--quiet")
+    assert run("train", STEADY, *options, "--run-dir", "out", cwd=tmp_path).code == 0
+    out = tmp_path / "out"
+    want = json.loads((out / "result.json").read_text())["weights_sha256"]
+    shutil.rmtree(out / "checkpoints")
+    (out / "checkpoints" / ".step_000000000008.abcd.partial").mkdir(parents=True)  # killed while it was written
+    outcome = run("train", "--resume", "out", "--quiet", cwd=tmp_path)
+    assert outcome.code == 0
+    assert "out has no checkpoint: the run ended before its first one, and begins again" in outcome.err
+    assert json.loads((out / "result.json").read_text())["weights_sha256"] == want
+    assert len(read_records(out / "metrics.jsonl")) == 2, "of one run"
+    shutil.rmtree(out / "checkpoints")
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({name: value for name, value in config.items() if name != "proof"}))
+    outcome = run("train", "--resume", "out", "--quiet", cwd=tmp_path)
+    assert outcome.code == 2
+    assert "--trust" in outcome.err

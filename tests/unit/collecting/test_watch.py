@@ -208,9 +208,9 @@ def test_watching_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (Doing.NOTHING, "", None),
         (Doing.MAKE, " in make() of env 4", None),
-        (Doing.RESET, " in reset() of env 4, episode (4, 3), seed SEED", (4, 3, 8)),
-        (Doing.STEP, " in step() of env 4, episode (4, 3), seed SEED, step 7", (4, 3, 7)),
-        (Doing.REPLAY, " in the replay of env 4, episode (4, 3), seed SEED, step 8", (4, 3, 8)),
+        (Doing.RESET, " in reset() of env 4, episode 4:3, seed SEED", (4, 3, 8)),
+        (Doing.STEP, " in step() of env 4, episode 4:3, seed SEED, step 7", (4, 3, 7)),
+        (Doing.REPLAY, " in the replay of env 4, episode 4:3, seed SEED, step 8", (4, 3, 8)),
         (Doing.CLOSE, " in close() of env 4", None),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_pool_does_not_say_which_it_was(monkeypatch: pytest.MonkeyPatch) -> No
     room = Room(monkeypatch, EnvSpec("support.worker_envs:pool"))
     try:
         room.note(1, Doing.STEP, 0, 2, 6)
-        assert room.watch.where(0).startswith(" in step() of env 2, episode (2, 2), seed ")
+        assert room.watch.where(0).startswith(" in step() of env 2, episode 2:2, seed ")
         assert room.watch.where(0).endswith(", step 5 (or another one of its pool)")
     finally:
         room.close()

@@ -202,7 +202,7 @@ def test_a_snapshot_of_another_seed_is_refused() -> None:
     rows = Flags(np.zeros((2, 1), np.bool_), np.zeros((2, 1), np.bool_), np.ones((2, 1), np.bool_))
     state, arrays = through_json(journalled(Discrete(5), rows, actions_in(Discrete(5), (2, 1), 0), []))
     other = Journal(1, lambda env, episode: 1 + seed_of(env, episode), VECTOR, Discrete(5))
-    with pytest.raises(ReplayError, match=r"env 0, episode 0: .*another seed"):
+    with pytest.raises(ReplayError, match=r"env 0, episode 0:0: .*another seed"):
         restore(other, state, arrays)
 
 
@@ -328,7 +328,7 @@ def test_a_dropped_action_is_caught(name: str) -> None:
     b = longest(live)
     live[b] = replace(live[b], actions=live[b].actions[1:])
     again = serial(name)
-    with pytest.raises(ReplayError, match=f"env {ENV_INDICES[b]}, episode {live[b].episode}"):
+    with pytest.raises(ReplayError, match=f"env {ENV_INDICES[b]}, episode {ENV_INDICES[b]}:{live[b].episode}"):
         noise_actor(again, ENV_INDICES, standing=Standing(live, last.last_obs, last.noise_counter))
     envs.close()
     again.close()

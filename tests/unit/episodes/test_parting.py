@@ -77,7 +77,8 @@ def test_another_action_is_found_at_its_step(episodes: list[RecordedEpisode]) ->
         part.frame.update, one.env_index, one.episode, step, f"the action is {was} in a and {now} in b"
     )
     assert (
-        f"update {part.frame.update}, environment {one.env_index}, episode {one.episode}, step {step}" in parting.text()
+        f"update {part.frame.update}, env {one.env_index}, episode {one.env_index}:{one.episode}, step {step}"
+        in parting.text()
     )
 
 

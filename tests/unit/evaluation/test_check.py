@@ -62,27 +62,31 @@ AGAIN = "played again in a fresh process, differs in"
     [
         pytest.param(
             hr.EnvSpec("CartPole-v1", wrappers=(gym.wrappers.NormalizeObservation,)),
-            f"env 0, episode 1, {ALONE} the observation of the reset",
+            f"env 0, episode 0:1, {ALONE} the observation of the reset",
             id="running normalisation",
         ),
         pytest.param(
             hr.EnvSpec("CartPole-v1", wrappers=(gym.wrappers.NormalizeReward,)),
-            f"env 0, episode 1, {ALONE} the reward of step 0",
+            f"env 0, episode 0:1, {ALONE} the reward of step 0",
             id="running normalisation of rewards",
         ),
         pytest.param(
-            hr.EnvSpec(UsesGlobalRandom), f"env 0, episode 0, {ALONE} the observation after step 0", id="global numbers"
+            hr.EnvSpec(UsesGlobalRandom),
+            f"env 0, episode 0:0, {ALONE} the observation after step 0",
+            id="global",
         ),
-        pytest.param(hr.EnvSpec(CarriesState), f"env 0, episode 1, {ALONE} the flags of step 5", id="across resets"),
+        pytest.param(hr.EnvSpec(CarriesState), f"env 0, episode 0:1, {ALONE} the flags of step 5", id="across resets"),
         pytest.param(
-            hr.EnvSpec(SeedsGlobalRandom), f"env 0, episode 0, {ALONE} the observation after step 0", id="seeds global"
+            hr.EnvSpec(SeedsGlobalRandom),
+            f"env 0, episode 0:0, {ALONE} the observation after step 0",
+            id="seeds",
         ),
         pytest.param(
-            hr.EnvSpec(SharesItsWalk), f"env 0, episode 0, {ALONE} the observation after step 0", id="shared array"
+            hr.EnvSpec(SharesItsWalk), f"env 0, episode 0:0, {ALONE} the observation after step 0", id="shared array"
         ),
-        pytest.param(hr.EnvSpec(DrawsOwnActions), f"env 0, episode 0, {ALONE} the reward of step", id="own actions"),
+        pytest.param(hr.EnvSpec(DrawsOwnActions), f"env 0, episode 0:0, {ALONE} the reward of step", id="own actions"),
         pytest.param(
-            hr.EnvSpec(CountsInstances), f"env 0, episode 0, {ALONE} the observation after step 0", id="instances"
+            hr.EnvSpec(CountsInstances), f"env 0, episode 0:0, {ALONE} the observation after step 0", id="instances"
         ),
     ],
 )
@@ -117,7 +121,7 @@ def test_two_hosts_at_once_are_part_of_the_check(tmp_path: Path) -> None:
         (vector_of, "B", "depends on its own seed and actions", "on any number of shards and workers"),
         (OneGenerator, "B", "in a pool of half the size, differs in", "NOT: same bits on another number of shards"),
         (default_pool, "B", "in a pool of half the size, differs in", "NOT: same bits on another number of shards"),
-        (NeverTheSame, "C", f"env 0, episode 0, {AGAIN} the reward of step", "NOT: same bits"),
+        (NeverTheSame, "C", f"env 0, episode 0:0, {AGAIN} the reward of step", "NOT: same bits"),
     ],
 )
 def test_pools_are_played_too(pool: Any, env_class: str, evidence: str, guarantee: str) -> None:

@@ -10,14 +10,17 @@ import signal
 import stat
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from headrace.errors import HeadraceError
+from headrace.memory import segment as segments_room
 from headrace.memory.segment import HeapSegment, SharedSegment
 from support.waiting import wait_until
 
@@ -195,3 +198,21 @@ def test_a_heap_segment_has_no_name_and_is_writable_and_aligned() -> None:
     assert len(array) == SIZE
     assert array.ctypes.data % 64 == 0
     segment.unlink()
+
+
+def test_a_tracker_that_died_is_logged_and_nothing_else_is_swallowed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python's own warning would be a riddle to users; every other one is theirs."""
+
+    def restarts() -> None:
+        warnings.warn("resource_tracker: process died unexpectedly, relaunching.", stacklevel=1)
+
+    monkeypatch.setattr(resource_tracker, "ensure_running", restarts)
+    with caplog.at_level("INFO", "headrace"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        segments_room.keep_names_registered()
+    assert caplog.messages == ["multiprocessing's resource tracker had died and was started again"]
+    monkeypatch.setattr(resource_tracker, "ensure_running", lambda: warnings.warn("something else", stacklevel=1))
+    with pytest.warns(UserWarning, match="something else"):
+        segments_room.keep_names_registered()
