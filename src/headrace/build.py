@@ -35,6 +35,7 @@ from headrace.launch.auto import survey
 from headrace.launch.rehearsal import Rehearsal, rehearse
 from headrace.learning.algorithm import Algorithm
 from headrace.learning.config import AlgorithmConfig
+from headrace.loading import Fit
 from headrace.memory import spaces
 from headrace.memory.allocator import keep_freed_memory
 from headrace.memory.ring import Ring
@@ -90,6 +91,12 @@ class Parts:
             "observation_space": spaces.encode(self.observation),
             "action_space": spaces.encode(self.action),
         }
+
+    def fit(self) -> Fit:
+        """What a checkpoint's weights must fit to."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.module.state_dict().items()}
+        flat = self.weights.flat
+        return Fit(shapes, flat.vector.numel(), flat.size, self.observation, self.action)
 
     def require_fit(self, snapshot: Snapshot) -> None:
         """Refuse a checkpoint of a run with other spaces, rollouts or seed."""

@@ -35,7 +35,7 @@ from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import HeadraceError, UsageError
 from headrace.evaluation.in_passing import InPassing
-from headrace.loading import Fit, admit, read_from, require_fit
+from headrace.loading import admit, read_from, require_fit
 from headrace.plain_text import message_of
 from headrace.policies.config import BUILT_IN
 from headrace.policies.policy import Module
@@ -256,7 +256,7 @@ class Model:
             )
         model = cls.from_config(config, policy)
         try:
-            require_fit(snapshot, _fit(model._parts), weights_only)
+            require_fit(snapshot, model._parts.fit(), weights_only)
             if weights_only:
                 load_weights(model._parts.weights, snapshot.weights)
             else:
@@ -347,9 +347,3 @@ class Model:
             run.close()
             raise
         self._run, self._parts = run, fresh
-
-
-def _fit(parts: Parts) -> Fit:
-    shapes = {name: tuple(tensor.shape) for name, tensor in parts.module.state_dict().items()}
-    flat = parts.weights.flat
-    return Fit(shapes, flat.vector.numel(), flat.size, parts.observation, parts.action)
