@@ -44,7 +44,7 @@ def look_elsewhere(spec: EnvSpec, seed: int, config: TopologyConfig) -> tuple[En
             text = "\n".join([f"{error}; trying again", *getattr(error, "__notes__", ())])
             logger.warning("%s", text)  # not the error: its traceback holds the memory of the notes
             continue
-        observation, action = (spaces.decode(seen[name]) for name in ("observation", "action"))
+        observation, action = spaces.decode_observation(seen["observation"]), spaces.decode(seen["action"])
         return replace(spec, seed_bits=seen["seed_bits"]), observation, action
 
 
