@@ -24,7 +24,7 @@ import pytest
 import headrace as hr
 from headrace.collecting.processes import Processes
 from headrace.errors import HeadraceError
-from headrace.runtime import standby
+from headrace.runtime import child, standby
 from headrace.runtime.fork_server import ForkServer
 from headrace.runtime.standby import Standby
 from headrace.train import Run
@@ -238,6 +238,18 @@ def test_a_worker_that_can_not_be_replaced_ends_the_run(monkeypatch: pytest.Monk
         ):
             case.advance(run, 2)
         assert run.source.restarts == 0
+
+
+def test_orders_do_not_overtake_a_long_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that takes another's place is ordered at once, before it has read where its environments stand."""
+    case = CASES["noisy"]
+    monkeypatch.setattr(child, "_AT_ONCE", 0)  # every assignment counts as long
+    with case.start(**processes(2)) as run:
+        episodes = case.advance(run, 2)
+        kill(run.source.place.pids[1])
+        episodes += case.advance(run, case.updates - 2)
+        assert run.source.restarts == 1
+        assert bits_of(run, episodes) == calm("noisy")
 
 
 def test_a_spare_that_was_stopped_takes_nobodys_place() -> None:

@@ -18,7 +18,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -27,6 +26,7 @@ from typing import Any
 import cloudpickle
 
 from headrace.memory.segment import keep_names_registered
+from headrace.runtime.descriptors import receive_memory, send_memory
 from headrace.runtime.life import Life, bind, keep_from_forks
 from headrace.runtime.line import Line
 from headrace.safe_path import VARIABLE as SAFE_PATH
@@ -34,7 +34,8 @@ from headrace.safe_path import safe_path
 
 Target = Callable[[Line, Any], None]
 
-_AT_ONCE = 1 << 16  # bytes that fit into a line which nobody reads
+_AT_ONCE = 1 << 15  # bytes that fit into a line which nobody reads
+_IN_MEMORY = b"memory"  # the assignment comes as a file
 
 
 class Child:
@@ -90,12 +91,10 @@ class Child:
         data = cloudpickle.dumps((target, payload, is_last))
         if len(data) <= _AT_ONCE:
             self.line.send(data)
-        else:  # nothing else is sent until the child has answered, so nothing gets in between
-            threading.Thread(target=self._send, args=(data,), name=f"{self.name}-assignment", daemon=True).start()
-
-    def _send(self, data: bytes) -> None:
-        with contextlib.suppress(OSError, TypeError):  # the line was closed meanwhile
-            self.line.send(data)
+            return
+        self.line.send(_IN_MEMORY)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # hung up, as the next receive or wait says
+            send_memory(self.line.connection, data)
 
     @property
     def is_stopped(self) -> bool:
@@ -183,5 +182,6 @@ def run(
         importlib.import_module(name)
     line, is_last = Line(connection), False
     while not is_last and (blob := line.receive()) is not None:
-        target, payload, is_last = cloudpickle.loads(blob)
+        assignment = receive_memory(connection) if blob == _IN_MEMORY else blob
+        target, payload, is_last = cloudpickle.loads(assignment)
         target(line, payload)

@@ -16,7 +16,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from headrace.clock import now_s
 from headrace.runtime import child as children
 from headrace.runtime.child import Child
 from headrace.runtime.death import how_it_ended
+from headrace.runtime.descriptors import receive_descriptors, send_descriptors
 from headrace.runtime.life import Life
 from headrace.runtime.line import Line
 
@@ -209,21 +209,6 @@ def _forked(server: Line, descriptors: Sequence[int], request: dict[str, Any]) -
             os.chdir(request["folder"])
     line, life = descriptors
     children.run(Connection(line), Connection(life, writable=False), (), keeps_safe_path=True)
-
-
-def send_descriptors(connection: Connection[Any, Any], descriptors: Sequence[int]) -> None:
-    """Over a line, between two messages."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as channel:
-        socket.send_fds(channel, [b"."], list(descriptors))
-
-
-def receive_descriptors(connection: Connection[Any, Any], count: int) -> list[int]:
-    """What was sent so."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as channel:
-        data, descriptors, _, _ = socket.recv_fds(channel, 1, count)
-    if not data or len(descriptors) != count:
-        raise ConnectionResetError("the other side ended while it sent descriptors")
-    return descriptors
 
 
 def _folder() -> str | None:

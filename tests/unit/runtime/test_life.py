@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -143,10 +142,11 @@ def test_a_long_assignment_to_a_child_that_was_stopped_keeps_nobody_waiting(goes
     assert said(child).endswith("awake")
     os.kill(child.pid, signal.SIGSTOP)
     wait_until(lambda: child.is_stopped)
-    child.assign(echo, "x" * (1 << 24))
+    child.assign(echo, "x" * (1 << 24), is_last=False)
+    child.assign(echo, "and then")  # what is sent next does not overtake it
     if goes_on:
         os.kill(child.pid, signal.SIGCONT)
         assert len(said(child)) > 1 << 24
+        assert said(child).endswith("and then")
         wait_until(lambda: child.has_ended)
     assert child.end(0.0) == (0 if goes_on else -signal.SIGKILL)
-    wait_until(lambda: not any(thread.name.endswith("-assignment") for thread in threading.enumerate()))
