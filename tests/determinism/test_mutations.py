@@ -104,7 +104,7 @@ def test_untouched_snapshots_resume(name: str) -> None:
     ],
 )
 def test_a_wrong_journal_is_noticed(name: str, mutate: Callable[[Snapshot], Snapshot]) -> None:
-    with pytest.raises(ReplayError, match=r"env \d+, episode \d+, seed \d+"):
+    with pytest.raises(ReplayError, match=r"env \d+, episode \d+:\d+, seed \d+"):
         resumed(WORKLOADS[name], mutate(stopped(WORKLOADS[name])))
 
 
@@ -125,7 +125,9 @@ def test_a_wrong_journal_is_noticed_where_observations_tell_nothing(mutate: Call
     _, places = journal_of(snapshot)
     place = int(np.flatnonzero(snapshot.episodes["actions"][places] == 2)[0])  # dropping a 0 would change nothing
     assert resumed(HIDDEN, snapshot).weights_sha256 == play(HIDDEN, END).weights_sha256
-    with pytest.raises(ReplayError, match=r"env \d+, episode \d+, seed \d+.*gave other rewards, flags or observations"):
+    with pytest.raises(
+        ReplayError, match=r"env \d+, episode \d+:\d+, seed \d+.*gave other rewards, flags or observations"
+    ):
         resumed(HIDDEN, mutate(snapshot, place))
 
 
@@ -133,7 +135,7 @@ def test_a_checksum_that_is_another_environments_is_noticed() -> None:
     snapshot = stopped(WORKLOADS["mlp"])
     checksum = snapshot.episodes["checksum"].copy()
     checksum[[0, 1]] = checksum[[1, 0]]
-    with pytest.raises(ReplayError, match=r"env 0, episode \d+, seed \d+.*expected checksum"):
+    with pytest.raises(ReplayError, match=r"env 0, episode \d+:\d+, seed \d+.*expected checksum"):
         resumed(WORKLOADS["mlp"], with_episodes(snapshot, checksum=checksum))
 
 

@@ -272,7 +272,10 @@ BAD_MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "half a policy": (lambda: PPO(NoValue(), Steady), "NoValue is no policy: it lacks value; see"),
     "odd noise": (lambda: PPO(OddNoise(), Steady), "OddNoise.noise: expected a NoiseSpec, got 'gumbel'"),
     "a class": (lambda: PPO(nn.Linear, Steady), "expected a policy name or a torch.nn.Module, got type"),  # type: ignore[arg-type]
-    "policy_kwargs": (lambda: PPO("MlpPolicy", Steady, policy_kwargs={"layers": 3}), "'layers'; expected some of net"),
+    "policy_kwargs": (
+        lambda: PPO("MlpPolicy", Steady, policy_kwargs={"layers": 3}),
+        "unknown option layers: expected some of .*net_arch",
+    ),
     "net_arch": (lambda: PPO("MlpPolicy", Steady, policy_kwargs={"net_arch": {"pi": [8]}}), "net_arch: .* .64, 64."),
     "EnvSpec": (lambda: PPO("MlpPolicy", hr.EnvSpec(Steady), env_kwargs={"length": 3}), "EnvSpec has its own kwargs"),
 }
@@ -293,8 +296,8 @@ def test_an_option_of_the_wrong_type(wrong: dict[str, Any]) -> None:
 
 def test_learning_options_that_can_not_be() -> None:
     with PPO("MlpPolicy", Steady, n_envs=2, n_steps=8) as model:
-        with pytest.raises(UsageError, match=r"'log_interval'; expected some of .*eval_every"):
-            model.learn(16, log_interval=4)
+        with pytest.raises(UsageError, match=r"unknown option frequency: expected some of .*eval_every"):
+            model.learn(16, frequency=4)
         with pytest.raises(UsageError, match=r"total_timesteps: .* at least 1, got 0"):
             model.learn(0)
     with pytest.raises(UsageError, match="this model was closed"):

@@ -290,7 +290,7 @@ def test_a_replay_that_leaks_more_than_the_limit_is_no_error(warned: Warnings) -
         run.source.say = said.append
         assert bits_of(run, leaky.advance(run, leaky.updates)) == want
         assert run.source.restarts == 0
-        assert 1 <= run.source.place.recycled <= 6, "not at every rollout"
+        assert 1 <= run.source.place.replaced.recycled <= 6, "not at every rollout"
     (text,) = warned.texts
     assert re.match(r"worker_max_memory_mb is \d+, and worker 0 uses \d+ MB once it has replayed its episodes", text)
     assert said.count(f"warning: {text}") == 1

@@ -22,7 +22,9 @@ from support.topology_runs import processes
 from support.waiting import is_gone, wait_until
 
 NORMALIZED = hr.EnvSpec("CartPole-v1", wrappers=("gymnasium.wrappers:NormalizeReward",))
-SAID = r"env \d, episode \d+, seed \d+: its \d+ replayed steps end at .*other rewards.*class C.*NormalizeReward.*check"
+SAID = (
+    r"env \d, episode \d+:\d+, seed \d+: its \d+ replayed steps end at .*other rewards.*class C.*NormalizeReward.*check"
+)
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def malformed(state: dict[str, Any], chosen: random.Random) -> dict[str, Any]:
             if chosen.random() < 0.2:
                 del entry[at[-1]]
             else:
-                entry[at[-1]] = chosen.choice(NASTY)
+                entry[at[-1]] = copy.deepcopy(chosen.choice(NASTY))  # a later change may go into it
         except (KeyError, IndexError, TypeError):
             continue  # an earlier change removed the place
     return changed

@@ -33,6 +33,7 @@ from headrace.agents.records import EpisodeError
 from headrace.agents.weight_door import MAX_WEIGHTS_BYTES, WeightDoor
 from headrace.errors import HeadraceError, UsageError
 from headrace.files import parse_object
+from headrace.plain_text import printable, shortened
 
 _DRAINED = 4  # times a body's limit
 
@@ -52,7 +53,8 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "", w
 
     def problem(status: int, message: str, parameter: str | None = None, **headers: str) -> Response:
         kind = "invalid_request_error" if status < 500 else "server_error"
-        told = {"message": message, "type": kind, "param": parameter, "code": status}
+        said = printable(shortened(message))  # it may quote what came
+        told = {"message": said, "type": kind, "param": parameter and printable(parameter), "code": status}
         return JSONResponse({"error": told}, status, {name.replace("_", "-"): one for name, one in headers.items()})
 
     async def refused(_: HttpRequest, error: Exception) -> Response:
@@ -155,15 +157,20 @@ class _Doorkeeper:
 
 async def _body_of(http: Any, limit: int) -> bytes:
     """The body; RefusedError if it is too long. A little more is read and forgotten, so that the client hears of it."""
+    from starlette.requests import ClientDisconnect
+
     announced = http.headers.get("content-length", "")
     parts, size = list[bytes](), 0
     if not announced.isdecimal() or int(announced) <= _DRAINED * limit:
-        async for part in http.stream():
-            size += len(part)
-            if size <= limit:
-                parts.append(part)
-            elif size > _DRAINED * limit:
-                break
+        try:
+            async for part in http.stream():
+                size += len(part)
+                if size <= limit:
+                    parts.append(part)
+                elif size > _DRAINED * limit:
+                    break
+        except ClientDisconnect as error:
+            raise RefusedError(400, "the client hung up before the end of its request") from error
         if size <= limit:
             return b"".join(parts)
     raise RefusedError(413, f"a body of more than {limit:,} bytes")

@@ -21,6 +21,9 @@ _NAN_POLICIES = {"raise": True, "drop": True, "clamp": True}
 _OUT_OF_BOUNDS = {"warn": True, "refuse": True, "ignore": True}
 
 
+_LONGEST_S = 1e8  # three years: more is a mistake, and timers do not take it
+
+
 @dataclass(frozen=True)
 class WorkerLimits:
     """When a worker process counts as hung, and when it is replaced by a fresh one."""
@@ -37,9 +40,9 @@ class WorkerLimits:
                 raise UsageError(f"worker_{name}: expected 0 (no limit) or more, got {getattr(self, name)}")
         if self.env_retries < 0:
             raise UsageError(f"env_retries: expected 0 (end at once) or more, got {self.env_retries}")
-        if not 0 < self.hang_floor_s < float("inf"):
+        if not 0 < self.hang_floor_s <= _LONGEST_S:
             raise UsageError(f"hang_floor_s: expected more than 0 seconds, got {self.hang_floor_s}")
-        if not (self.hang_ceiling_s == 0 or self.hang_floor_s <= self.hang_ceiling_s < float("inf")):
+        if not (self.hang_ceiling_s == 0 or self.hang_floor_s <= self.hang_ceiling_s <= _LONGEST_S):
             raise UsageError(
                 f"hang_ceiling_s: expected 0 (never) or at least hang_floor_s = {self.hang_floor_s:g}, "
                 f"got {self.hang_ceiling_s}"
