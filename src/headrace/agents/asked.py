@@ -54,8 +54,8 @@ def read_request(body: bytes, engine: Engine, is_chat: bool) -> tuple[Request, d
     max_tokens = _whole(asked, limit, 1, 1 << 31, 16)
     temperature = asked.get("temperature", 1.0)
     is_number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
-    if not is_number or not 0 <= temperature < float("inf"):
-        raise RefusedError(400, f"temperature: expected a number of at least 0, got {temperature!r}", "temperature")
+    if not is_number or not 0 <= temperature <= 1e6:
+        raise RefusedError(400, f"temperature: expected a number from 0 to 1,000,000, got {temperature!r}", "temperature")
     return Request(0, 0, 0, ids, max_tokens, seed, float(temperature)), asked
 
 
@@ -80,7 +80,10 @@ def _require_supported(asked: dict[str, Any], engine: Engine) -> None:
 def _prompt_ids(asked: dict[str, Any], engine: Engine) -> list[int]:
     prompt = asked.get("prompt")
     if isinstance(prompt, str):
-        return engine.codec.encode(prompt)
+        try:
+            return engine.codec.encode(prompt)
+        except ValueError as error:  # half of a surrogate pair is no text
+            raise RefusedError(400, f"prompt: expected a text: {error}", "prompt") from error
     if isinstance(prompt, list) and all(type(one) is int for one in prompt):
         return prompt
     raise RefusedError(
