@@ -35,6 +35,7 @@ from support.waiting import is_gone, segments_of_processes
 BURN_US = 90.0  # beside CartPole's own ten
 WORKERS, N_ENVS, N_STEPS = 3, 12, 64
 LEARNER_TIMEOUT_S = 900.0
+MAX_NOISE = 1.25  # between the fastest and the slowest calm run: a noisier machine can't tell 80 % from 100 %
 BENCHMARKS = str(Path(__file__).resolve().parents[1])
 
 
@@ -151,6 +152,7 @@ def random_kills(scale: Scale) -> Shown:
             say(f"[{turn + 1}/{scale.rounds}] {name}: {one['sps']:,.0f} steps/s, kills {one['kills']}")
     calm, disturbed = runs["calm"], runs["with kills"]
     ratios = [there["sps"] / here["sps"] for here, there in zip(calm, disturbed, strict=True)]
+    noise = max(one["sps"] for one in calm) / min(one["sps"] for one in calm)
     same = sum(there["weights_sha256"] == calm[0]["weights_sha256"] for there in disturbed)
     killed = sum(there["kills"].get("worker", 0) for there in disturbed)
     everybody = sum((Counter(there["kills"]) for there in disturbed), Counter[str]())
@@ -162,11 +164,12 @@ def random_kills(scale: Scale) -> Shown:
         f"3 workers on a CartPole of some 100 us a step; {scale.rounds} calm runs of about {scale.seconds:g} "
         "s and as many "
         f"with kills of any child, in turn. Killed: {words(everybody)}. Ratios of the pairs: "
-        f"{', '.join(f'{ratio:.2f}' for ratio in ratios)}.",
+        f"{', '.join(f'{ratio:.2f}' for ratio in ratios)}. The calm runs differ by a factor of {noise:.2f} among "
+        f"themselves; above {MAX_NOISE:g} the throughput is not judged.",
         [
             Claim("steps/s with kills, beside calm (median of the pairs)", median(one["sps"] for one in disturbed),
                   "steps/s", median(one["sps"] for one in calm), median(ratios), ">= 0.80x of calm",
-                  median(ratios) >= 0.8),
+                  median(ratios) >= 0.8 if noise <= MAX_NOISE else None),
             all_of("runs with the calm run's weights", same, len(disturbed), "runs"),
             replaced(restarts, killed, everybody["spare"]),
             Claim("memory that a warm spare has to itself", spare, "MB", None, None, "none", None),

@@ -55,7 +55,7 @@ def read_request(body: bytes, engine: Engine, is_chat: bool) -> tuple[Request, d
     temperature = asked.get("temperature", 1.0)
     is_number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
     if not is_number or not 0 <= temperature <= 1e6:
-        raise RefusedError(400, f"temperature: expected a number from 0 to 1,000,000, got {temperature!r}", "temperature")
+        raise RefusedError(400, f"temperature: expected a number from 0 to 1e6, got {temperature!r}", "temperature")
     return Request(0, 0, 0, ids, max_tokens, seed, float(temperature)), asked
 
 
