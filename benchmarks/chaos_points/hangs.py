@@ -144,12 +144,13 @@ def raising(scale: Scale) -> Shown:
         start_ups = crash_loop(case)
         lives = len(times_s(began))
     say(f"start-ups: {start_ups[1]}")
-    random_restarts = kills_at_random()
+    random_restarts, replaced = kills_at_random(), raised_here_and_there()
     return Shown(
         "6",
         "Environments that raise, and crash loops",
         f"An environment in a worker raises ({', '.join(faults)}); another one ends its process at the same step every "
-        f"time, another one whenever it is made; and 8 kills at 8 steps of one environment, which are no loop.",
+        f"time, another one whenever it is made; and 8 kills at 8 steps of one environment, which are no loop, nor are 4 "
+        "exceptions at 4 steps.",
         [
             all_of("one error with the environment and the worker's whole traceback", whole, len(faults), "faults"),
             equal("deaths at the same step before the run ends", loops, 3, "deaths"),
@@ -158,8 +159,8 @@ def raising(scale: Scale) -> Shown:
             equal("start-ups without a result before the run ends", lives, 5, "start-ups"),
             at_most("end of the run, start-ups in vain", start_ups[0], 30.0),
             equal("restarts after kills at random, the run goes on", random_restarts, 8, "workers"),
+            equal("environments that raised once and were made again, same bits", replaced, 4, "times"),
         ],
-        ["an environment that raises is made again, up to a number of times"],
     )
 
 
@@ -183,6 +184,16 @@ def kills_at_random() -> int:
         with WALK.wrapped(partial(Mishaps, folder=name)).start(**processes(1)) as run:
             same = bits_of(run, WALK.advance(run, WALK.updates)) == WALK.play(**INLINE)
             return run.source.restarts if same else 0
+
+
+def raised_here_and_there() -> int:
+    """Environments that were made again in a run that comes to the calm run's bits; else none."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name, warnings():
+        for step in (3, 12, 25, 33):
+            plan_mishap(Path(name), "raise", at_step(SEED, 0, step // 20, step % 20))
+        with WALK.wrapped(partial(Mishaps, folder=name)).start(**processes(1)) as run:
+            same = bits_of(run, WALK.advance(run, WALK.updates)) == WALK.play(**INLINE)
+            return run.totals().env_failures if same else 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- leaks
