@@ -149,8 +149,8 @@ def raising(scale: Scale) -> Shown:
         "6",
         "Environments that raise, and crash loops",
         f"An environment in a worker raises ({', '.join(faults)}); another one ends its process at the same step every "
-        f"time, another one whenever it is made; and 8 kills at 8 steps of one environment, which are no loop, nor are 4 "
-        "exceptions at 4 steps.",
+        "time, another one whenever it is made; and 8 kills at 8 steps of one environment, which are no loop, nor are "
+        "4 exceptions at 4 steps.",
         [
             all_of("one error with the environment and the worker's whole traceback", whole, len(faults), "faults"),
             equal("deaths at the same step before the run ends", loops, 3, "deaths"),
