@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 CORE := $(VENV)/.core
 INSTALLED := $(VENV)/.installed
+BROWSER := $(VENV)/.browser
 
 FAST_TESTS := $(wildcard tests/unit tests/properties tests/contracts)
 NOT_LONG := not slow and not full
@@ -39,6 +40,13 @@ $(INSTALLED): $(CORE)
 	$(PIP_INSTALL) -e '.[test,dev,llm]'
 	touch $@
 
+# A browser for the tests of pages. Where Debian's package can't be had they are skipped, and say so.
+$(BROWSER): $(CORE)
+	command -v chromium >/dev/null || { timeout 300 apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq --no-install-recommends chromium; } \
+	    >/dev/null 2>&1 || echo "no chromium could be installed: the tests in tests/browser will be skipped"
+	touch $@
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,11 +58,11 @@ check: lint
 	$(PYTEST) -m "$(NOT_LONG) and alone" $(FAST_TESTS) $(NONE_IS_FINE)
 
 # The fast directories ran in `check`; all else under tests/ runs here, so a new directory can't be forgotten.
-test: check
+test: check $(BROWSER)
 	$(SIDE_BY_SIDE) -m "$(NOT_LONG) and not alone" --durations=15 tests $(FAST_TESTS:%=--ignore=%)
 	$(PYTEST) -m "$(NOT_LONG) and alone" --durations=5 tests $(FAST_TESTS:%=--ignore=%) $(NONE_IS_FINE)
 
-test-full: lint
+test-full: lint $(BROWSER)
 	$(SIDE_BY_SIDE) -m "not alone" --durations=30 tests
 	$(PYTEST) -m alone --durations=5 tests $(NONE_IS_FINE)
 
