@@ -98,7 +98,7 @@ def while_training() -> dict[str, int]:
 
     def look(record: dict[str, float]) -> None:
         members = {os.getpid(), *family(os.getpid())}
-        segments = segments_of_processes(members)
+        segments = [path for path in segments_of_processes(members) if path.exists()]  # not of runs that are over
         modes = [stat.S_IMODE(path.stat().st_mode) for path in segments]
         names = [path.name.rpartition("-")[2] for path in segments]
         private = sum(mode == 0o600 and len(name) == 16 for mode, name in zip(modes, names, strict=True))
