@@ -27,17 +27,17 @@ NONE_IS_FINE := || [ $$? -eq 5 ]  # pytest's exit code when no test has the mark
 .DEFAULT_GOAL := check
 .PHONY: check lint test test-full demo clean
 
-# What training needs: the package without extras. torch goes first, so that nothing installed after it can choose
+# What the demo needs: the package, its pictures and TensorBoard files. torch goes first, so that nothing installed after it can choose
 # another build of it.
 $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==2.13.0
-	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) -e '.[plots,tensorboard]'
 	touch $@
 
-# What the tests need on top of that.
-$(INSTALLED): $(CORE)
-	$(PIP_INSTALL) -e '.[test,dev,llm]'
+# What the tests need on top of that; Atari and MiniGrid are small, and guides, examples and tests use them.
+$(INSTALLED): $(CORE) Makefile
+	$(PIP_INSTALL) -e '.[test,dev,llm,plots,tensorboard,wandb,export,envpool,atari,minari,minigrid]'
 	touch $@
 
 # A browser for the tests of pages. Where Debian's package can't be had they are skipped, and say so.

@@ -2,8 +2,9 @@
 
 model:  the tiny Qwen2 (random weights), float32, one thread; prompts of 40 tokens, answers of 160
 ours    in_process(model, codec, slots=32, max_context=...): 1 request, and 32 requests at the same time
-theirs  model.generate(do_sample=True) with the same prompts and as many new tokens; a batch of 1 and of 32
+theirs  model.generate(do_sample=True, top_k=0) with the same prompts and as many new tokens; a batch of 1 and of 32
 
+Both draw from the whole distribution. (Its default of top_k=50 would cost it more.)
 They take turns; a ratio is the median of the ratios of each round. Every answer of ours carries exact log-probabilities
 and is the same in any batch; generate() does neither. That the batch of 32 gives the answers of 1 is asserted.
 """
@@ -45,7 +46,7 @@ def theirs(model: torch.nn.Module, asked: list[list[int]], tokens: int) -> float
     with torch_threads(1), torch.inference_mode():
         out = model.generate(  # type: ignore[operator]
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True,
-            pad_token_id=1,
+            top_k=0, pad_token_id=1,
         )  # fmt: skip
     return (out.numel() - ids.numel()) / (time.perf_counter() - started)
 
@@ -71,8 +72,8 @@ def main() -> None:
                 values = harness.alternate({f"{where}: {name}": run for name, run in contenders.items()}, rounds)
                 other, mine = values.values()
                 ratio = median(one / another for one, another in zip(mine, other, strict=True))
-                goal, holds = (">= 1.0x", ratio >= 1.0) if count == 1 else ("-", None)
-                claims.append(harness.Claim(where, median(mine), "tokens/s", median(other), ratio, goal, holds))
+                held = harness.Claim(where, median(mine), "tokens/s", median(other), ratio, ">= 1.0x", ratio >= 1.0)
+                claims.append(held)
         finally:
             engine.close()
     harness.report(claims, arguments.json, {}, {})

@@ -34,6 +34,7 @@ VENVS = ROOT / ".venvs"
 # Always installed first and by itself: a resolver that is free to choose brings gigabytes of CUDA.
 TORCH = "torch==2.13.0"
 INSTALL_TIMEOUT_S = 1200.0
+MOST_OF_OTHERS, MOST_REPEATS = 0.05, 2  # of one core; a run beside more than that is made again, so many times
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,10 @@ def alternate(
     rounds: int,
     progress: Callable[[str], object] = print,
     absent: dict[str, str] | None = None,
+    others: Callable[[], float] | None = None,
 ) -> dict[str, list[float]]:
     """Run every contender once per round. One that raises leaves the race: it is not in the result, and its reason
-    goes into `absent`."""
+    goes into `absent`. With `others` (see `Others`), a run beside which other processes were busy is made again."""
     values: dict[str, list[float]] = {name: [] for name in contenders}
     for round_index in range(rounds):
         # There and back, so that nobody always runs right after the same neighbour.
@@ -113,6 +115,13 @@ def alternate(
             start = time.perf_counter()
             try:
                 value = float(contenders[name]())
+                for _ in range(MOST_REPEATS if others is not None else 0):
+                    share = others() if others is not None else 0.0
+                    if share <= MOST_OF_OTHERS:
+                        break
+                    progress(f"[{round_index + 1}/{rounds}] {name}: others took {share:.0%} of a core, once more")
+                    start = time.perf_counter()
+                    value = float(contenders[name]())
             except Exception as error:
                 reason = _anonymous(f"failed in round {round_index + 1} of {rounds}: {type(error).__name__}: {error}")
                 del values[name]
@@ -126,6 +135,24 @@ def alternate(
                 f"  (median {_number(median(values[name]))}, took {time.perf_counter() - start:.1f} s)"
             )
     return values
+
+
+class Others:
+    """What other processes took of one core since the last call: all that was busy, less our own and our children."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def __call__(self) -> float:
+        now = self._now()
+        busy_s, own_s, wall_s = (after - before for after, before in zip(now, self._before, strict=True))
+        self._before = self._now()
+        return max(0.0, busy_s - own_s) / max(wall_s, 1e-9)
+
+    def _now(self) -> tuple[float, float, float]:
+        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        idle = fields[3] + fields[4]  # idle, iowait
+        return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]), time.perf_counter()
 
 
 def report(
@@ -181,7 +208,12 @@ def run_peer(name: str, *args: str, timeout_s: float) -> dict[str, Any]:
 
 def run_ours(*args: str, timeout_s: float) -> dict[str, Any]:
     """headrace in a fresh process of its own, as the peers are."""
-    return _driven("headrace", [sys.executable, str(ROOT / "benchmarks" / "ours.py"), *args], timeout_s)
+    return run_script(str(ROOT / "benchmarks" / "ours.py"), *args, timeout_s=timeout_s)
+
+
+def run_script(path: str, *args: str, timeout_s: float) -> dict[str, Any]:
+    """A script that prints a JSON object as its last line, in a fresh process of this Python."""
+    return _driven("headrace", [sys.executable, path, *args], timeout_s)
 
 
 def _driven(name: str, command: Sequence[str], timeout_s: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from learning import TASKS, hyperparameters, learn, standard_error
 
 def lagged_returns(task: str, seeds: Iterable[int], every: dict[str, list[float]]) -> list[harness.Claim]:
     """Final returns with max_lag 1 and 2 beside the synchronous run's; `every` gets those of each seed."""
-    env, _ = TASKS[task]
+    env = TASKS[task].env
     options, total = hyperparameters(task)
     seeds = list(seeds)
     where = {"topology": "processes", "workers": 2}

@@ -31,6 +31,7 @@ atexit.register(shutil.rmtree, _KEYS, ignore_errors=True)
 # torch's threads wait for each other by spinning. On busy cores, as when tests run side by side, that keeps the thread
 # that is waited for off its core: it took ten times as long. Read when torch is loaded, here and by all that we start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime keeps files of its own open
 
 # Started in the background by a shell (`make test &`), everything ignores Ctrl-C, and all that we start inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -8,8 +8,11 @@ short: within the window episodes end both ways. Does not know how calls are wri
 """
 
 import dataclasses
+import os
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +23,7 @@ import headrace as hr
 from headrace.run_config import SessionConfig
 
 WARM_UP, WATCHED = 3, 4  # updates
+LOKY_PROCESSES, LOKY_S = 2, 60
 GROUP_SIZE, LIVE, WARM_UP_GROUPS, WATCHED_GROUPS = 2, 4, 4, 8
 
 
@@ -68,11 +72,27 @@ def play(**options: Any) -> int:
     # One worker: a second might come up within the window, and its start would count.
     with hr.AgentRollouts("FrozenLake", n_jobs=1, group_size=GROUP_SIZE, limits=limits, seed=1, **options) as rollouts:
         for number, _ in enumerate(rollouts.stream(WARM_UP_GROUPS + WATCHED_GROUPS + 4), 1):
-            if number == WARM_UP_GROUPS:
+            if number == 1 and options["backend"] == "loky":
+                wait_for_loky()
+            elif number == WARM_UP_GROUPS:
                 open_window(True)
             elif number == WARM_UP_GROUPS + WATCHED_GROUPS:
                 open_window(False)
     return WATCHED_GROUPS
+
+
+def children() -> list[int]:
+    """Process ids."""
+    return [int(one) for path in Path("/proc/self/task").glob("*/children") for one in path.read_text().split()]
+
+
+def wait_for_loky() -> None:
+    """joblib starts two processes, also for one worker: the idle one would come up within the window."""
+    until = time.monotonic() + LOKY_S
+    while sum(os.getpgid(one) == one for one in children()) < LOKY_PROCESSES:  # of a group of their own: bound to us
+        if time.monotonic() > until:
+            raise SystemExit(f"{LOKY_PROCESSES} processes of joblib did not come up within {LOKY_S} s")
+        time.sleep(0.01)
 
 
 ROUTES: dict[str, Callable[[], int]] = {

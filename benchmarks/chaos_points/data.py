@@ -14,7 +14,7 @@ import torch
 import headrace as hr
 from chaos_points.kit import Scale, Shown, all_of, none_of, say
 from headrace.errors import HeadraceError, NumericsError
-from headrace.learning import batch as batches
+from headrace.learning import assembly as batches
 from headrace.learning import ppo
 from support.bit_envs import LongWalk
 from support.chains import seed_of

@@ -1,4 +1,4 @@
-"""Points 1 and 7: workers that die at named points, or silently; beside a calm run of the same configuration.
+"""Points 1, 3 and 7: processes that die at named points, or silently; beside a calm run of the same configuration.
 
     arm a point ──> a worker dies there ──> noticed (the warning) ──> replaced (its successor is ready) ──> same bits?
 
@@ -21,13 +21,25 @@ from harness import Claim
 
 from chaos_points.kit import Scale, Shown, all_of, at_most, equal, machine, machines, say, wait_until
 from headrace.envs.seeds import Purpose, leaf
-from support.kill_points import AT_START, IN_A_SLAB, NOT_BUILT, POINTS, Strikes, arm, deaths, is_armed, lives
+from support.kill_points import (
+    ASKING,
+    AT_START,
+    IN_A_SLAB,
+    POINTS,
+    SERVING,
+    Strikes,
+    arm,
+    deaths,
+    is_armed,
+    lives,
+    striking_servers,
+)
 from support.mishaps import Mishaps, at_step, plan_mishap, times_s
 from support.topology_runs import INLINE, SEED, Bits, Case, bits_of, processes
 from support.waiting import is_gone
 
 WALK = Case("walk", "support.bit_envs:LongWalk", n_envs=4, updates=14, kwargs={"limit": 50})
-NOTICE_S, REPLACE_S = 1.0, 5.0
+NOTICE_S, REPLACE_S, SERVER_S = 1.0, 5.0, 2.0
 HANG_S = 1.0
 
 
@@ -44,7 +56,7 @@ class Warnings(logging.Handler):
 
 @contextmanager
 def warnings() -> Iterator[Warnings]:
-    handler, logger = Warnings(), logging.getLogger("headrace.collecting")
+    handler, logger = Warnings(), logging.getLogger("headrace")  # of workers and of inference servers
     logger.addHandler(handler)
     propagates, logger.propagate = logger.propagate, False
     try:
@@ -64,7 +76,7 @@ def named_points(scale: Scale) -> Shown:
         noticed: list[float] = []
         replaced: list[float] = []
         with machine(kind):
-            for point in POINTS:
+            for point in (*POINTS, *ASKING):
                 runner = at_shutdown if point == "during shutdown" else at_point
                 one = runner(point, scale.times, want)
                 say(f"{kind}: {point}: {one['kills']} kills, {one['restarts']} restarts, noticed <= "
@@ -91,32 +103,58 @@ def named_points(scale: Scale) -> Shown:
     return Shown(
         "1",
         "kill -9 of a worker at named points",
-        f"{len(POINTS)} points ({', '.join(POINTS)}), {scale.times} times each, 1 worker, 4 environments. A "
-        "victim notes "
-        f"the time and kills itself at that instruction. Kills during shutdown need no restart.",
+        f"{len(POINTS) + len(ASKING)} points ({', '.join((*POINTS, *ASKING))}), {scale.times} times each, 1 worker, "
+        "4 environments; the last two with an inference server. A victim notes the time and kills itself at that "
+        "instruction. Kills during shutdown need no restart. Kills of the server itself are in point 3.",
         claims,
-        [f"{point}: comes with the inference server" for point in NOT_BUILT],
-        extra,
+        extra=extra,
     )
 
 
+def server_points(scale: Scale) -> tuple[list[Claim], dict[str, Any]]:
+    """Of point 3: the inference server dies at named points of its life."""
+    want, claims, extra = WALK.play(**INLINE), [], {}
+    for kind in machines(scale):
+        with machine(kind):
+            found = {point: at_point(point, scale.times, want) for point in SERVING}
+        for point, one in found.items():
+            slowest = max(one["replaced"], default=float("inf"))
+            say(f"{kind}: {point}: {one['kills']} kills, {one['restarts']} restarts, replaced <= {slowest:.2f} s")
+        extra |= {f"{kind}: {point}": one for point, one in found.items()}
+        where, ones = f"machine {kind}", list(found.values())
+        kills, restarts = (sum(one[name] for one in ones) for name in ("kills", "restarts"))
+        same, times = sum(one["same"] for one in ones), [time for one in ones for time in one["replaced"]]
+        claims += [
+            equal(f"inference servers replaced, beside servers killed, {where}", restarts, kills, "servers"),
+            all_of(f"runs with killed servers and the calm run's bits and ledger, {where}", same, len(ones), "runs"),
+            at_most(f"slowest inference server to be replaced, {where}", max(times), SERVER_S),
+        ]
+    return claims, extra
+
+
 def at_point(point: str, times: int, want: Bits) -> dict[str, Any]:
-    """One run in which a worker dies so often, once in every second update."""
+    """One run in which a worker, or the inference server, dies so often, once in every second update."""
+    central: dict[str, Any] = {} if point in POINTS else {"inference": "central", "shards": 2}
     with tempfile.TemporaryDirectory(prefix="chaos-") as name, warnings() as said:
         folder = Path(name)
-        with WALK.wrapped(Strikes(name)).start(**processes(1)) as run:
-            episodes, done, outside = WALK.advance(run, 1), 1, 0
+        where = processes(2 if point in SERVING else 1, **central)
+        with striking_servers(folder), WALK.wrapped(Strikes(name)).start(**where) as run:
+            episodes, done, outside, place = WALK.advance(run, 1), 1, 0, run.source.place
             for _ in range(times):
                 arm(folder, point, after=5 if point in IN_A_SLAB else 0)
                 if point in AT_START:  # it takes another death to get one that starts
                     outside += 1
-                    os.kill(run.source.place.pids[0], signal.SIGKILL)
+                    pid = place._servers.children[0].pid if point in SERVING else place.pids[0]
+                    os.kill(pid, signal.SIGKILL)
                 episodes += WALK.advance(run, 2)
                 done += 2
                 wait_until(lambda: not is_armed(folder, point))
             episodes += WALK.advance(run, WALK.updates - done)
-            run.source.run_ahead()  # who died after the last rollout is replaced, too
-            got, restarts = bits_of(run, episodes), run.source.restarts
+            for _ in range(2):  # who died after the last rollout is noticed, and replaced, too
+                run.source.run_ahead()
+            if central:
+                wait_until(lambda: place.replace_lost() == [] and not place._servers.num_starting)
+            got, restarts = bits_of(run, episodes), place.restarts + place.replaced.servers
             died, ready = deaths(folder), lives(folder)
     noticed = [min((at for at, _ in said.records if at >= one.at_s), default=float("inf")) - one.at_s for one in died]
     replaced = [min((at.at_s for at in ready if at.at_s >= one.at_s), default=float("inf")) - one.at_s for one in died]
@@ -133,7 +171,7 @@ def at_shutdown(point: str, times: int, want: Bits) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="chaos-") as name, warnings():
             with WALK.wrapped(Strikes(name)).start(**processes(1)) as run:
                 got = bits_of(run, WALK.advance(run, WALK.updates))
-                found["restarts"] += run.source.restarts
+                found["restarts"] += run.source.place.restarts
                 pids = run.source.place.pids
                 arm(Path(name), point)
             wait_until(lambda pids=pids: all(map(is_gone, pids)))
@@ -165,7 +203,7 @@ def stopped_and_continued(want: Bits) -> dict[str, Any]:
             finally:
                 over.set()
                 thread.join()
-            same = run.source.restarts == 1 and bits_of(run, episodes) == want
+            same = run.source.place.restarts == 1 and bits_of(run, episodes) == want
         return {"same": int(same), "noticed_s": said.records[0][0] - times_s(began)[0]}
 
 
@@ -188,7 +226,7 @@ def silent_deaths(scale: Scale) -> Shown:
         with tempfile.TemporaryDirectory(prefix="chaos-") as name, warnings() as said:
             began = plan_mishap(Path(name), what, at_step(SEED, 2, 1, 5))
             with WALK.wrapped(partial(Mishaps, folder=name)).start(**processes(1)) as run:
-                same += bits_of(run, WALK.advance(run, WALK.updates)) == want and run.source.restarts == 1
+                same += bits_of(run, WALK.advance(run, WALK.updates)) == want and run.source.place.restarts == 1
             at, text = said.records[0]
             place = f"env 2, episode (2, 1), seed {leaf(SEED, Purpose.ENV, 2, 1)}, step 5"
             named += SILENT[what] in text and place in text and len(said.records) == 1

@@ -26,6 +26,7 @@ import gymnasium as gym
 from burn import _burn, loops_per_us
 from harness import Claim
 
+from chaos_points import kills
 from chaos_points.kit import Scale, Shown, all_of, at_most, equal, machine, machines, none_of, python, say, wait_until
 from chaos_points.proc import family, name_of, private_bytes
 from support.command import PATHS
@@ -263,13 +264,15 @@ def learner_killed(scale: Scale) -> Shown:
             at_most(f"fork server and all others gone, machine {kind}", max(one["all_s"] for one in found), 10.0),
             at_most(f"shared memory gone, machine {kind}", max(one["memory_s"] for one in found), 10.0),
         ]
+    of_servers, points = kills.server_points(scale)
     return Shown(
         "3",
-        "kill -9 of the learner",
-        f"2 workers in the middle of a rollout, synchronous and asynchronous by turns; slowest of {len(found)} kills.",
-        claims,
-        ["kill of the inference server"],
-        extra,
+        "kill -9 of the learner, kill -9 of the inference server",
+        f"The learner: 2 workers in the middle of a rollout, synchronous and asynchronous by turns; slowest of "
+        f"{len(found)} kills. The server: {len(kills.SERVING)} points of its life ({', '.join(kills.SERVING)}), "
+        f"{scale.times} times each; it kills itself at that instruction, and 2 workers wait for it.",
+        claims + of_servers,
+        extra=extra | points,
     )
 
 

@@ -1,6 +1,6 @@
 """Sample Factory as a peer. Run by `harness.run_peer("sample_factory", ...)`; prints one JSON object as its last line.
 
-train_sps: APPO on CartPole-v1, one training iteration to warm up, then N timed ones.
+train_sps: APPO on CartPole-v1 or Hopper-v4, one training iteration to warm up, then N timed ones.
 This file bears the library's name: outside the harness run it with `python -P`.
 """
 
@@ -23,6 +23,7 @@ from sample_factory.utils.utils import log
 
 NUM_ENVS, NUM_STEPS = 64, 32
 ROLLOUT = NUM_ENVS * NUM_STEPS
+TASKS = {"cartpole": "CartPole-v1", "hopper": "Hopper-v4"}  # it pins Gymnasium 0.29, which has no Hopper-v5
 
 # Serial mode is its in-process form: sampler and learner alternate in one process, all envs in one worker.
 # Batched sampling is the sampler meant for many envs in one worker (on this job the two differ by less than the noise).
@@ -72,11 +73,11 @@ class Clock(AlgoObserver):  # type: ignore[misc]
         self.iteration_ends.append(time.perf_counter())
 
 
-def train_sps(updates: int) -> dict[str, Any]:
+def train_sps(updates: int, env: str) -> dict[str, Any]:
     log.setLevel(logging.ERROR)
-    register_env("CartPole-v1", make_env)
+    register_env(env, make_env)
     with tempfile.TemporaryDirectory() as folder:
-        settings = {**SETTINGS, "train_dir": folder, "train_for_env_steps": updates * ROLLOUT - 1}
+        settings = {**SETTINGS, "env": env, "train_dir": folder, "train_for_env_steps": updates * ROLLOUT - 1}
         argv = [f"--{name}={value}" for name, value in settings.items()] + ["--encoder_mlp_layers", "64", "64"]
         parser, _ = parse_sf_args(argv)
         _, runner = make_runner(parse_full_cfg(parser, argv))
@@ -94,9 +95,11 @@ def train_sps(updates: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("train_sps").add_argument("--updates", type=int, required=True)
+    speed = commands.add_parser("train_sps")
+    speed.add_argument("--updates", type=int, required=True)
+    speed.add_argument("--task", choices=TASKS, default="cartpole")
     arguments = parser.parse_args()
-    print(json.dumps({**train_sps(arguments.updates), "version": version("sample-factory")}))
+    print(json.dumps({**train_sps(arguments.updates, TASKS[arguments.task]), "version": version("sample-factory")}))
 
 
 if __name__ == "__main__":

@@ -24,27 +24,44 @@ from headrace.collecting.reader import Reader
 from headrace.collecting.schedule import Schedule
 from headrace.collecting.threads import Threads
 from headrace.collecting.topology import Topology, publishing
-from headrace.collecting.worker import WorkerPlan
-from headrace.collecting.workers import Workers
+from headrace.collecting.warm_up import warm_up
+from headrace.collecting.worker import Inference, WorkerPlan
+from headrace.collecting.workers import LIGHT_PRELOAD, PRELOAD, Workers
 from headrace.envs.seeds import Purpose, leaf
 from headrace.episodes.journal import Journal
 from headrace.episodes.standing import Standing
 from headrace.errors import SchemaError, UsageError
+from headrace.inference.batching import BatchLimits
+from headrace.inference.client import CentralInference
+from headrace.inference.devices import Emulated, TorchDevice, open_device
+from headrace.inference.local import OwnInference
+from headrace.inference.own_features import own_features
+from headrace.inference.own_policy import require_own_policy
 from headrace.inference.self_test import fitting_tile
+from headrace.inference.server import ServerPlan
+from headrace.inference.servers import Servers
+from headrace.inference.slots import Slots, SlotsPlan, slots_bytes
 from headrace.launch.auto import survey
 from headrace.launch.rehearsal import Rehearsal, rehearse
+from headrace.learning import recurrent_ppo
 from headrace.learning.algorithm import Algorithm
 from headrace.learning.config import AlgorithmConfig
+from headrace.learning.normalization import normalizing
 from headrace.loading import Fit
 from headrace.memory import spaces
 from headrace.memory.allocator import keep_freed_memory
 from headrace.memory.ring import Ring
-from headrace.memory.schema import explain_difference, rollout_schema
+from headrace.memory.schema import STATE, explain_difference, rollout_schema
 from headrace.memory.segment import HeapSegment, SharedSegment
-from headrace.policies.networks import as_policy, build_policy
-from headrace.policies.policy import Module
+from headrace.policies.config import BUILT_IN
+from headrace.policies.device import device_named
+from headrace.policies.masks import built
+from headrace.policies.networks import as_policy
+from headrace.policies.normalization import normalized
+from headrace.policies.policy import Module, state_size_of
 from headrace.policies.threads import torch_threads
 from headrace.run_config import RunConfig, encode
+from headrace.runtime.standby import Standby
 from headrace.train import Run
 from headrace.weights.flat import FlatParameters
 from headrace.weights.store import Weights, WeightStore, store_bytes
@@ -62,11 +79,18 @@ class Parts:
     schedule: Schedule | None
     weights: Weights
     reader: Reader
+    device: Emulated | TorchDevice | None = None
 
     @property
     def module(self) -> Module:
         """The policy that acts, and is trained."""
         return self.weights.module
+
+    @property
+    def acting(self) -> Module:
+        """The same on the CPU, where it acts: itself, or a copy of what lies on another device."""
+        module = self.weights.module
+        return module if self.weights.flat.vector.device.type == "cpu" else copy.deepcopy(module).cpu()
 
     def rescale(self, workers: int) -> None:
         """Go on with another number of workers, between two updates; environments move by replay."""
@@ -83,6 +107,8 @@ class Parts:
             self.reader.close()
         finally:
             self.weights.close()
+            if self.device is not None:
+                self.device.close()
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint says about the run it belongs to."""
@@ -118,6 +144,10 @@ class Parts:
         ):
             if difference is None and mine != other:  # bounds and numbers of choices have no field
                 difference = f"{name}: expected {mine}, got {other}"
+        kept, name = self.reader.journal.last_obs, f"last_{STATE}"
+        remembered = [leaf.shape if leaf is not None else () for leaf in (kept.get(STATE), snapshot.episodes.get(name))]
+        if difference is None and remembered[0] != remembered[1]:
+            difference = f"what the policy remembers: expected {remembered[0]} numbers, got {remembered[1]}"
         if difference is None and saved["seed"] != self.config.seed:
             difference = f"seed: expected {self.config.seed}, got {saved['seed']}"
         if difference is not None:
@@ -126,9 +156,11 @@ class Parts:
             )
 
 
-def build_run(config: RunConfig, module: Module | None = None, schedule: Schedule | None = None) -> tuple[Run, Parts]:
-    """A run, ready for its first update."""
-    parts = build_parts(config, module, schedule)
+def build_run(
+    config: RunConfig, module: Module | None = None, schedule: Schedule | None = None, steps: int | None = None
+) -> tuple[Run, Parts]:
+    """A run, ready for its first update. `steps`: how many it has before it, if that is known."""
+    parts = build_parts(config, module, schedule, steps=steps)
     try:
         algorithm = build_algorithm(config.algorithm, parts.weights.flat, config.seed)
     except BaseException:
@@ -139,16 +171,23 @@ def build_run(config: RunConfig, module: Module | None = None, schedule: Schedul
 
 def build_algorithm(config: AlgorithmConfig, flat: FlatParameters, seed: int) -> Algorithm:
     """The algorithm of a configuration."""
-    algorithm: Algorithm = _home(config).build(flat, config, seed)
-    return algorithm
+    home: Any = _home(config)
+    if state_size_of(flat.module):
+        if config.name != "ppo":
+            raise UsageError(f"policy: recurrent policies are trained by PPO, not by {config.name.upper()}; use hr.PPO")
+        if flat.vector.device.type != "cpu":
+            raise UsageError("learner_device: recurrent policies are trained on the CPU; leave device out")
+        home = recurrent_ppo
+    return normalizing(home.build(flat, config, seed), flat.module, config)
 
 
 def acting_policy(
-    module: Module, config: AlgorithmConfig, observation: spaces.ObservationSpace, action: spaces.Space
+    module: Module, config: RunConfig, observation: spaces.ObservationSpace, action: spaces.Space
 ) -> Module:
-    """What acts and is trained: the policy itself, unless its algorithm says otherwise."""
-    acting = getattr(_home(config), "acting", None)
-    return module if acting is None else acting(module, observation, action, config)
+    """What acts and is trained: the policy, normalised if asked for, unless its algorithm says otherwise."""
+    module = normalized(module, observation, config.policy)
+    acting = getattr(_home(config.algorithm), "acting", None)
+    return module if acting is None else acting(module, observation, action, config.algorithm)
 
 
 def _home(config: AlgorithmConfig) -> Any:
@@ -157,33 +196,51 @@ def _home(config: AlgorithmConfig) -> Any:
 
 
 def build_parts(
-    config: RunConfig, module: Module | None = None, schedule: Schedule | None = None, is_learning: bool = True
+    config: RunConfig,
+    module: Module | None = None,
+    schedule: Schedule | None = None,
+    is_learning: bool = True,
+    steps: int | None = None,
 ) -> Parts:
     """A source and its weights; no learner. `is_learning`: the updates will be ours, so auto counts their time."""
     keep_freed_memory()
-    place = config.topology
+    place, learns_on = config.topology, device_named(config.algorithm.learner_device if is_learning else "cpu")
+
+    def policy_of(observation: spaces.ObservationSpace, action: spaces.Space) -> tuple[Module, int]:
+        own = own_features(config.extractors, observation, config.policy)
+        policy = module or built(config.policy, observation, action, 0, own)
+        return acting_policy(policy, config, observation, action), config.policy.tile
 
     def rehearsed(observation: spaces.ObservationSpace, action: spaces.Space) -> Rehearsal:
-        policy = module or build_policy(config.policy, observation, action, 0)
-        policy = acting_policy(policy, config.algorithm, observation, action)
+        policy, _ = policy_of(observation, action)
         learns = build_algorithm if is_learning else None
         return rehearse(policy, observation, action, place, config.policy.tile, config.algorithm, learns)
 
-    found = survey(config.env, config.seed, place, rehearsed, schedule.num_shards if schedule else None)
+    replayed = schedule.num_shards if schedule else None
+    found = survey(config.env, config.seed, place, rehearsed, replayed, steps, policy_of)
     topology, config = found.topology, replace(config, env=found.env)
+    if module is not None and config.policy.policy not in BUILT_IN:
+        with torch_threads(1):
+            require_own_policy(module, found.observation, found.action)
     if module is None:
         with torch_threads(1):  # orthogonal matrices come out with other bits on another number of threads
-            module = build_policy(config.policy, found.observation, found.action, leaf(config.seed, Purpose.WEIGHTS))
-    module = acting_policy(module, config.algorithm, found.observation, found.action)
+            own = own_features(config.extractors, found.observation, config.policy)
+            seed = leaf(config.seed, Purpose.WEIGHTS)
+            module = built(config.policy, found.observation, found.action, seed, own)
+    module = acting_policy(module, config, found.observation, found.action)
     with torch_threads(1):
         tile = fitting_tile(
             copy.deepcopy(module), found.observation, found.action, place.n_envs, config.policy.tile
         )  # fmt: skip
+    device = open_device(place.inference_device, topology.topology == "processes", state_size_of(module) > 0)
     plan = HostPlan(
         config.env,
         config.seed,
         topology.shards,
-        tuple(rollout_schema(found.observation, found.action, place.n_steps, len(one)) for one in topology.shards),
+        tuple(
+            rollout_schema(found.observation, found.action, place.n_steps, len(one), state_size_of(module))
+            for one in topology.shards
+        ),
         copy.deepcopy(module),
         as_policy(module).noise,
         found.observation,
@@ -192,15 +249,18 @@ def build_parts(
         topology.pick_up_rows,
         place.nan_policy,
         place.out_of_bounds,
+        device,
     )
-    flat = FlatParameters(module)
+    flat = FlatParameters(module.to(learns_on))
     make = SharedSegment.create if topology.topology == "processes" else HeapSegment
     capacity = schedule.capacity if schedule else topology.pace.versions_kept
     store = WeightStore(flat.size, capacity, make(store_bytes(flat.size, capacity)))
     try:
         is_due = schedule.is_publishing if schedule else None
         weights = Weights(flat, store, *publishing(place.publish_every), is_due)
-        journal = Journal(place.n_envs, config.env.seed_of(config.seed, Purpose.ENV), found.observation, found.action)
+        seed_of = config.env.seed_of(config.seed, Purpose.ENV)
+        spaces_of, remembered = (found.observation, found.action), state_size_of(module)
+        journal = Journal(place.n_envs, seed_of, *spaces_of, place.stats_window_size, remembered)
         reader = Reader(
             partial(open_place, plan, store, flat.size, capacity, Replaced()),
             topology,
@@ -211,8 +271,10 @@ def build_parts(
         )
     except BaseException:
         store.close()
+        if device is not None:
+            device.close()
         raise
-    return Parts(config, topology, found.observation, found.action, tile, schedule, weights, reader)
+    return Parts(config, topology, found.observation, found.action, tile, schedule, weights, reader, device)
 
 
 def open_place(
@@ -225,12 +287,7 @@ def open_place(
         undo.callback(ring.close)
         place: Place
         if topology.topology == "processes":
-            names = (str(ring.segment.name), str(store.segment.name))
-            make_plan = partial(_worker_plan, plan, names, size, capacity)
-            workers = Workers(
-                plan, make_plan, topology.workers, topology.start_method, topology.limits, topology.spares, replaced
-            )
-            place = Processes(workers)
+            place = _processes(plan, store, size, capacity, replaced, topology, str(ring.segment.name))
         elif topology.topology == "threads":
             place = Threads(plan, ring.segment.buffer, store, topology.workers)
         else:
@@ -239,8 +296,50 @@ def open_place(
     return ring, place
 
 
+def _processes(
+    plan: HostPlan, store: WeightStore, size: int, capacity: int, replaced: Replaced, topology: Topology, ring: str
+) -> Processes:
+    """Workers that act themselves, or workers without a policy and the servers that they ask."""
+    access = str(store.segment.name), size, capacity
+    standby = partial(Standby, topology.start_method)
+    warm = standby(PRELOAD, topology.spares, (warm_up, (plan.observation, plan.action)))
+    workers = partial(Workers, count=topology.workers, limits=topology.limits, replaced=replaced)
+    if topology.inference == "local":
+        make_plan = partial(_worker_plan, plan, ring, OwnInference(plan, *access))
+        return Processes(workers(plan, make_plan, standby=warm))
+    sizes = tuple(len(shard) for shard in topology.shards)
+    remembered = plan.schemas[0].state_size
+    layout = SlotsPlan(sizes, plan.observation, plan.action, plan.noise.width, topology.servers, remembered)
+    slots = Slots(layout, SharedSegment.create(slots_bytes(layout)))
+    name, limits = str(slots.segment.name), BatchLimits(topology.max_batch, topology.max_wait_s)
+    module, device = plan.module, plan.device
+    assert module is not None
+
+    def make_server(number: int, notes: str) -> ServerPlan:
+        return ServerPlan(number, layout, name, module, plan.tile, limits, *access, notes, device, turns)
+
+    turns = tuple(shard // topology.workers % topology.turns for shard in range(len(sizes)))
+    hang = topology.limits.hang_floor_s, topology.limits.hang_ceiling_s
+    plan = replace(plan, module=None, device=None)
+    asking = CentralInference(layout, name, plan.schemas[0].n_steps, plan.pick_up_rows)
+    make_plan = partial(_worker_plan, plan, ring, asking, in_turns=topology.turns > 1)
+    light = standby(LIGHT_PRELOAD, topology.spares)
+    with ExitStack() as undo:
+        undo.callback(slots.segment.unlink)
+        servers = Servers(slots, topology.servers, make_server, warm, *hang)
+        undo.callback(servers.end)
+        place = Processes(workers(plan, make_plan, standby=light), servers)
+        undo.pop_all()
+    return place
+
+
 def _worker_plan(
-    plan: HostPlan, segments: tuple[str, str], size: int, capacity: int, starts: dict[int, Standing | None],
-    notes: str, worker: int,
-) -> WorkerPlan:  # fmt: skip
-    return WorkerPlan(plan, starts, *segments, size, capacity, notes, worker)
+    plan: HostPlan,
+    ring: str,
+    inference: Inference,
+    starts: dict[int, Standing | None],
+    notes: str,
+    worker: int,
+    in_turns: bool = False,
+) -> WorkerPlan:
+    return WorkerPlan(plan, starts, ring, inference, notes, worker, in_turns)

@@ -38,14 +38,18 @@ class ConsentError(UsageError):
 
 
 def require_types(options: object, kinds: dict[type, tuple[str, ...]]) -> None:
-    """Refuse options of the wrong type by name: {int: ("n_steps", ...), float: (...)}; an int is a float too."""
+    """Refuse options of the wrong type by name: {int: ("n_steps", ...), float: (...)}; an int is a float too.
+
+    None is for options whose default it is.
+    """
     for kind, names in kinds.items():
         for name in names:
             value = getattr(options, name)
-            if value is None:
+            if value is None and getattr(type(options), name, None) is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
-                what = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+            is_bool = isinstance(value, bool) and kind is not bool
+            if is_bool or not isinstance(value, (int, float) if kind is float else kind):
+                what = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}[kind]
                 raise UsageError(f"{name}: expected {what}, got {value!r}")
 
 

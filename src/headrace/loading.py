@@ -19,13 +19,15 @@ from typing import Any
 
 from headrace.checkpoints.form import CONFIG, FormError, require_form, require_no_nan
 from headrace.checkpoints.snapshot import Snapshot
-from headrace.envs.consent import parts_to_ask_for, require_consent
+from headrace.envs.consent import extractors_to_ask_for, parts_to_ask_for, require_consent
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import CheckpointError, HeadraceError
 from headrace.memory import spaces
 from headrace.memory.schema import rollout_schema
-from headrace.policies.config import SIZED
-from headrace.run_config import decode
+from headrace.policies.config import BUILT_IN, RECURRENT, Extractors
+from headrace.policies.features import features_size
+from headrace.policies.networks import name_for
+from headrace.run_config import CLASS, decode, policy_of
 
 _SMALL = 1 << 24  # weights that any machine has room for: `auto` may build another policy than net_arch describes
 _PAGE = 4096
@@ -51,20 +53,25 @@ def admit(
     env: EnvSource | EnvSpec | None = None,
     trust: bool = False,
     named: EnvSpec | None = None,
+    has_policy: bool = False,
 ) -> None:
     """Raise unless a run may be built from a snapshot.
 
     `env` takes the place of the saved environment, as in PPO.load: a whole EnvSpec of all of it, anything else of the
     environment alone. `named` is what the user typed, as in --resume: it takes the place of nothing, it is consent.
+    `has_policy`: the user gave the policy, or its feature extractors, so that those of the file are not built.
     """
     require_sound(snapshot)
     origin = snapshot.origin
-    if origin is None or trust or not origin.doubt or isinstance(env, EnvSpec):
+    if origin is None or trust or not origin.doubt:
         return
-    saved = dict(snapshot.state["config"]["env"])
+    config = snapshot.state["config"]
+    saved = dict(config["env"])
     if env is not None:
         saved["env"] = None
-    require_consent(parts_to_ask_for(saved, named), str(origin.source), origin.doubt)
+    parts = [] if isinstance(env, EnvSpec) else parts_to_ask_for(saved, named)
+    parts += [] if has_policy else extractors_to_ask_for(config["policy"])
+    require_consent(parts, str(origin.source), origin.doubt)
 
 
 def admit_config(
@@ -147,17 +154,28 @@ def require_sound(snapshot: Snapshot) -> None:
 def _require_options(config: Mapping[str, Any]) -> None:
     """The options as their own rules see them; what was a function is given again later, so a number stands for it."""
     functions = {name: 0.1 for name, value in config["algorithm"].items() if isinstance(value, dict)}
-    decode(dict(config), EnvSpec("Any-v0"), **functions)
+    decode(dict(config), EnvSpec("Any-v0"), Extractors({}, {}), **functions)
 
 
 def _require_room(snapshot: Snapshot) -> None:
     """Layers must be there as weights, and rollouts must fit into this machine: numbers alone may claim anything."""
     config = snapshot.state["config"]
     there = sum(tensor.numel() for tensor in snapshot.weights.values())
-    sizes = config["policy"]["net_arch"]
-    claimed = sum(a * b for a, b in pairwise(sizes)) + sum(sizes)
-    if config["policy"]["policy"] in SIZED and claimed > max(there, _SMALL):
-        raise FormError(f"config.policy.net_arch: expected layers of {there:,} weights, got {claimed:,}")
+    policy, observation = config["policy"], _spaces(snapshot)[0]
+    kind = policy_of(policy)
+    is_cnn = name_for(kind, observation) == "CnnPolicy"
+    has_own = CLASS in policy  # of which only the user's class knows the size
+    inputs, usual = 1 if has_own else features_size(observation, kind), () if is_cnn and not has_own else (64, 64)
+    if policy["policy"] in RECURRENT:
+        width, layers = kind.lstm_hidden_size, kind.n_lstm_layers
+        if 3 * layers * width**2 > there:
+            raise FormError(f"config.policy: expected a memory of {there:,} weights, got {layers} x {width}")
+        inputs = width
+    for name in ("net_arch", "net_arch_vf"):
+        sizes = usual if policy[name] is None else policy[name]
+        claimed = sum(a * b for a, b in pairwise([inputs, *sizes])) + sum(sizes)
+        if policy["policy"] in BUILT_IN and claimed > max(there, _SMALL):
+            raise FormError(f"config.policy.{name}: expected layers of {there:,} weights, got {claimed:,}")
     topology = config["topology"]
     schema = rollout_schema(*_spaces(snapshot), topology["n_steps"], topology["n_envs"])
     pages = _PAGE * (topology["shards"] or 1)  # a slab begins on a page of its own

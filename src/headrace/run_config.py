@@ -8,14 +8,18 @@ No room sees the whole. Imports no torch: the command line reads it before anyth
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.collecting.topology import TopologyConfig
-from headrace.envs.spec import EnvSpec
+from headrace.envs.masks import masked
+from headrace.envs.spec import EnvSpec, jsonable
 from headrace.errors import UsageError, require_types
 from headrace.learning.config import ALGORITHMS, AlgorithmConfig, PpoConfig
-from headrace.policies.config import PolicyConfig
+from headrace.policies.config import Extractors, PolicyConfig
+
+CLASS, KWARGS = "features_extractor_class", "features_extractor_kwargs"
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,16 @@ class RunConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     algorithm: AlgorithmConfig = field(default_factory=PpoConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
+    extractors: Extractors | None = None
 
     def __post_init__(self) -> None:
         seed: Any = self.seed
         if not isinstance(seed, int) or seed < 0:
             raise UsageError(f"seed: expected a whole number of at least 0, got {seed!r}")
+        if self.policy.action_masks:
+            object.__setattr__(self, "env", masked(self.env))
+        if self.algorithm.norm_reward and self.topology.batch == "first_come":
+            raise UsageError("norm_reward: needs a batch of every environment; use batch=every_shard")
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,7 @@ def encode(config: RunConfig) -> dict[str, Any]:
     return {
         "env": config.env.encode(),
         "seed": config.seed,
-        "policy": dataclasses.asdict(config.policy),
+        "policy": dataclasses.asdict(config.policy) | _encoded(config.extractors),
         "algorithm": {"name": config.algorithm.name}
         | {
             key: {"callable": getattr(value, "__qualname__", repr(value))} if callable(value) else value
@@ -100,25 +109,78 @@ def encode(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def decode(data: dict[str, Any], env: EnvSpec | None = None, **options: Any) -> RunConfig:
-    """The inverse of `encode`. What was a function must be given again: `env`, or a schedule by its name."""
+def decode(
+    data: dict[str, Any], env: EnvSpec | None = None, extractors: Extractors | None = None, **options: Any
+) -> RunConfig:
+    """The inverse of `encode`. What was a function must be given again: `env`, or a schedule by its name.
+
+    `extractors` take the place of the saved ones. Classes that those name are not imported here.
+    """
     env = decode_env(data["env"]) if env is None else env
     values = data["algorithm"] | options
     kind = ALGORITHMS.get(values.pop("name"))
     if kind is None:
         raise UsageError(f"algorithm: expected one of {', '.join(ALGORITHMS)}, got {data['algorithm']['name']!r}")
+    for name in options:
+        if name not in kind.__dataclass_fields__:
+            raise UsageError(f"load: {name} is no option of {kind.name} that can change; leave it out")
     for name, value in values.items():
         if isinstance(value, dict):
             raise UsageError(
                 f"{name} was a function ({value['callable']}), which a file can't hold; pass {name}=... again"
             )
-    policy = data["policy"] | {"net_arch": tuple(data["policy"]["net_arch"])}
-    return RunConfig(env, data["seed"], PolicyConfig(**policy), kind(**values), TopologyConfig(**data["topology"]))
+    policy, place = policy_of(data["policy"]), TopologyConfig(**data["topology"])
+    return RunConfig(env, data["seed"], policy, kind(**values), place, extractors or extractors_of(data["policy"]))
+
+
+def policy_of(saved: dict[str, Any]) -> PolicyConfig:
+    """The policy of a saved configuration."""
+    saved = {name: value for name, value in saved.items() if name not in (CLASS, KWARGS)}
+    lists = {name: tuple(value) for name, value in saved.items() if isinstance(value, list)}
+    return PolicyConfig(**saved | lists)
+
+
+def extractors_of(saved: dict[str, Any]) -> Extractors | None:
+    """The feature extractors of a saved configuration, by name."""
+    if CLASS not in saved:
+        return None
+    lost = [one["callable"] for one in saved[CLASS].values() if not isinstance(one, str)]
+    lost += [repr(value["object"]) for one in saved[KWARGS].values() for value in one.values() if is_object(value)]
+    if lost:
+        raise UsageError(
+            f"the policy's {CLASS} or {KWARGS} ({', '.join(lost)}) can't be found by a name; pass policy_kwargs=... "
+            f"again"
+        )
+    return Extractors(saved[CLASS], saved[KWARGS])
+
+
+def _encoded(extractors: Extractors | None) -> dict[str, Any]:
+    """By leaf; the name "" is that of whole observations. A class that can't be imported by its name is marked."""
+    if extractors is None:
+        return {}
+    return {
+        CLASS: {leaf: _named(one) for leaf, one in extractors.classes.items()},
+        KWARGS: {leaf: jsonable(one) for leaf, one in extractors.kwargs.items()},
+    }
+
+
+def _named(kind: Any) -> Any:
+    if isinstance(kind, str):
+        return kind
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return f"{kind.__module__}:{kind.__qualname__}" if found is kind else {"callable": kind.__qualname__}
+
+
+def is_object(value: Any) -> bool:
+    """Whether it stands for what a file can't hold."""
+    return isinstance(value, dict) and set(value) == {"object"}
 
 
 def decode_env(saved: dict[str, Any]) -> EnvSpec:
     """The environment of a saved configuration, if a file can hold it."""
-    lost = [key for key, value in saved["kwargs"].items() if isinstance(value, dict) and set(value) == {"object"}]
+    lost = [key for key, value in saved["kwargs"].items() if is_object(value)]
     if lost:
         raise UsageError(
             f"the environment's kwargs {', '.join(lost)} were objects that a file can't hold; pass "

@@ -21,6 +21,8 @@ from pathlib import Path
 from headrace.checkpoints.run_directory import checkpoint_name, read_evaluations, set_newer_aside, write_evaluations
 from headrace.checkpoints.snapshot import save
 from headrace.clock import now_s
+from headrace.collecting.forecast import Forecast, words
+from headrace.episodes.journal import Finished
 from headrace.evaluation.evaluate import Evaluated
 from headrace.evaluation.in_passing import InPassing
 from headrace.last_words import StallWatch, stacks_into
@@ -50,11 +52,13 @@ class Session:
         check: InPassing,
         run_dir: Path | None = None,
         view: TerminalView | None = None,
-        callback: Callable[[Record], bool | None] | None = None,
+        callback: Callable[[Record, tuple[Finished, ...]], bool | None] | None = None,
         notes: Sequence[str] = (),
+        forecast: Forecast | None = None,
     ) -> None:
         self._run, self._config, self._evaluate, self._check = run, config, evaluate, check
         self._files, self._dir, self._view, self._callback, self._notes = files, run_dir, view, callback, notes
+        self._forecast = forecast or Forecast({}, 1)
         self._stop = Stop(run, check.halt)
         self._end = SessionEnd(run, run_dir, self._stop, self._result, self._checkpoint)
         self._watch: StallWatch | None = None
@@ -102,17 +106,18 @@ class Session:
     def _loop(self) -> str:
         """Update after update; returns why it ended."""
         run, config, stop = self._run, self._config, self._stop
-        with self._files.open(run.steps, run.updates), self._view or nullcontext(), self._checking():
+        with self._files.open(run.steps, run.updates), self._view or nullcontext(), self._checking(), self._placing():
             self._timed_s = now_s()
             while run.steps < config.total_timesteps:
                 stop.if_asked()
                 update = run.update(config.total_timesteps)
                 stop.is_resting = True
                 self._files.write_lists(update)
+                self._forecast.add(update)
                 self._look_at_check()
                 record = update.record | self._evaluate_if_due(update.steps)
                 record |= self._timed(update)
-                goes_on = self._called_back(record, update.number)
+                goes_on = self._called_back(record, update)
                 if self._view is not None:
                     self._view.update(record)
                 self._checkpoint_if_due(update.steps)
@@ -134,6 +139,19 @@ class Session:
             self._look_at_check()
             self._check.close()
 
+    @contextmanager
+    def _placing(self) -> Iterator[None]:
+        """What was predicted where the policy was placed; at the end, what became of it. Nothing if it was not."""
+        say = self._view.message if self._view is not None else lambda text: None
+        for note in self._notes:
+            if note.startswith("inference="):
+                say(note)
+        yield
+        text = words(self._forecast.encode())
+        if text:
+            logger.info("inference=auto: %s", text)
+            say(f"inference=auto: {text}")
+
     def _look_at_check(self) -> None:
         text = self._check.look()
         if text is not None:
@@ -141,12 +159,12 @@ class Session:
             if self._view is not None:
                 self._view.message(f"warning: {text}")
 
-    def _called_back(self, record: Record, update: int) -> bool:
+    def _called_back(self, record: Record, update: Update) -> bool:
         """Whether to go on. A callback may add to the record, which is written even if it fails."""
         try:
-            return self._callback is None or self._callback(record) is not False
+            return self._callback is None or self._callback(record, update.finished) is not False
         finally:
-            if update % self._config.log_interval == 0 or any(tag.startswith("eval/") for tag in record):
+            if update.number % self._config.log_interval == 0 or any(tag.startswith("eval/") for tag in record):
                 self._files.write_record(record)
 
     def _evaluate_if_due(self, steps: int) -> Record:
@@ -221,7 +239,7 @@ class Session:
     def _result(self) -> Result:
         evaluated = self._evaluations[-1][1].mean_reward if self._evaluations else None
         new_steps, wall_time_s = self._run.steps - self._first_step, now_s() - self._started_s
-        return result_of(self._run, new_steps, wall_time_s, evaluated, self._check.state())
+        return result_of(self._run, new_steps, wall_time_s, evaluated, self._check.state(), self._forecast.encode())
 
 
 def _next_multiple(steps: int, every: int) -> int:

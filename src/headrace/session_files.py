@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,9 +22,10 @@ from typing import TextIO
 from headrace.checkpoints.run_directory import cut_episodes, cut_recorded, cut_schedule
 from headrace.collecting.schedule import encode_update
 from headrace.episodes.journal_file import JournalWriter
+from headrace.extras import has, left_out
 from headrace.plain_text import MAX_TRACEBACK, printable, shortened
 from headrace.run_config import SessionConfig
-from headrace.telemetry.sinks import JsonlSink, Record, Sinks, TensorBoardSink
+from headrace.telemetry.sinks import JsonlSink, Record, Sink, Sinks, TensorBoardSink
 from headrace.train import Update
 
 logger = logging.getLogger(__name__)
@@ -36,24 +37,31 @@ class SessionFiles:
     """The files of one session; without a directory nothing is written."""
 
     def __init__(
-        self, run_dir: Path | None, config: SessionConfig, num_shards: int, is_async: bool, seed: int = 0
+        self,
+        run_dir: Path | None,
+        config: SessionConfig,
+        num_shards: int,
+        is_async: bool,
+        seed: int = 0,
+        sinks: Callable[[], Sequence[Sink]] = tuple,
     ) -> None:
         self._dir, self._config = run_dir, config
         self._num_shards, self._is_async, self._seed = num_shards, is_async, seed
         self.is_recording = run_dir is not None and config.keep_episodes_mb > 0
-        self._sinks = Sinks([])
+        self._make_more, self._sinks = sinks, Sinks([])
         self._writers: list[Write] = []
 
     @contextmanager
     def open(self, steps: int, updates: int) -> Iterator[None]:
         """For a session that goes on from that step."""
-        if self._dir is None:
-            yield
-            return
         with ExitStack() as stack:
-            sinks = Sinks([JsonlSink(self._dir / "metrics.jsonl"), TensorBoardSink(self._dir, self._config.tags)])
-            stack.callback(sinks.close)
-            self._sinks = sinks
+            self._sinks = Sinks([*self._own_sinks(), *self._more_sinks()])
+            stack.callback(self._sinks.close)
+            if self._dir is None:
+                yield
+                return
+            if missing := left_out("tensorboard", "plots"):
+                logger.info("%s", missing)
             cut_episodes(self._dir / "episodes.jsonl", steps)
             episodes = stack.enter_context(_appending(self._dir / "episodes.jsonl"))
             self._writers = [lambda update: self._write(episodes, _episode_lines(update), "episodes")]
@@ -67,6 +75,19 @@ class SessionFiles:
                 schedule = stack.enter_context(_appending(self._dir / "schedule.jsonl"))
                 self._writers.append(lambda update: self._write(schedule, self._schedule_line(update), "the schedule"))
             yield
+
+    def _own_sinks(self) -> list[Sink]:
+        if self._dir is None:
+            return []
+        own: list[Sink] = [JsonlSink(self._dir / "metrics.jsonl")]
+        return [*own, TensorBoardSink(self._dir, self._config.tags)] if has("tensorboard") else own
+
+    def _more_sinks(self) -> Sequence[Sink]:
+        try:
+            return self._make_more()
+        except OSError as error:
+            logger.warning("W&B could not be started, training goes on: %s", error)
+            return []
 
     def write_lists(self, update: Update) -> None:
         """Episodes that ended, and what was consumed."""

@@ -10,7 +10,7 @@ Does not know signals or views.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,19 @@ class Result:
     optimizer_sha256: str
     env_check: dict[str, Any]
     """Whether episodes came out the same when they were played again (evaluation/in_passing)."""
+    placement: dict[str, Any] = field(default_factory=dict)
+    """With inference=auto: the steps/s that were predicted, and those that were reached while collecting."""
+    not_closed: str = ""
+    """The error of an environment that could not be closed when all was done."""
 
 
 def result_of(
-    run: Run, new_steps: int, wall_time_s: float, eval_mean_reward: float | None, env_check: dict[str, Any]
+    run: Run,
+    new_steps: int,
+    wall_time_s: float,
+    eval_mean_reward: float | None,
+    env_check: dict[str, Any],
+    placement: dict[str, Any],
 ) -> Result:
     """A run's numbers as they are now; not ended."""
     totals = run.totals()
@@ -67,6 +76,7 @@ def result_of(
         env_failures=totals.env_failures,
         wall_time_s=wall_time_s,
         env_check=env_check,
+        placement=placement,
         **run.hashes(),
     )
 
@@ -74,6 +84,14 @@ def result_of(
 def ended(result: Result, reason: str, code: int) -> Result:
     """The same, with an end."""
     return replace(result, exit_reason=reason, exit_code=code)
+
+
+def with_not_closed(result: Result, run_dir: Path | None, error: str) -> Result:
+    """The same, once the session is over and an environment could not be closed; written, if it has a directory."""
+    result = replace(result, not_closed=error)
+    if run_dir is not None:
+        write_result(run_dir, result)
+    return result
 
 
 def write_result(run_dir: Path, result: Result) -> None:

@@ -1,6 +1,6 @@
 """The contract of places of actors, over every one: launch, order, wait, replace_lost, worker_of, close.
 
-    the same orders, inline, in threads and in worker processes ──> the same bytes in the slabs
+    the same orders, inline, in threads, in worker processes, with an inference server ──> the same bytes in the slabs
 
 What fails in an environment is raised by `wait` (or `launch`) with its place named, wherever it ran. A host may be
 built in the middle of episodes, in any place, and goes on to the last bit. Only Processes can lose a host; what it does
@@ -212,7 +212,7 @@ def test_close_ends_it_at_any_time_and_twice(kind: str, when: str) -> None:
             here.order()
             here.order()
         pids = here.place.pids if isinstance(here.place, Processes) else []
-        assert len(pids) == (2 if kind == "processes" and when != "before the launch" else 0)
+        assert len(pids) == (2 if kind in ("processes", "central") and when != "before the launch" else 0)
         here.place.close()
         here.place.close()
         assert all(is_gone(pid) for pid in pids)
@@ -241,15 +241,12 @@ def test_close_closes_every_environment(kind: str, tmp_path: Path) -> None:
 
 @every_place
 def test_an_environment_that_can_not_be_closed_does_not_keep_the_others_open(kind: str, tmp_path: Path) -> None:
-    """It is named, once; a worker process that was hung up on has nobody left to say it to."""
+    """It is named, once."""
     with stage(kind, closing(tmp_path, bad=1)) as here:
         here.launch()
         here.rollout()
-        if kind == "processes":
+        with pytest.raises(EnvError, match="env 1: could not be closed: RuntimeError: would not close"):
             here.place.close()
-        else:
-            with pytest.raises(EnvError, match="env 1: could not be closed: RuntimeError: would not close"):
-                here.place.close()
         assert closed_in(tmp_path) == FIRST_SEEDS
         here.place.close()
 
@@ -284,7 +281,7 @@ def test_what_fails_in_an_environment_is_raised_by_wait_with_its_place(
         with pytest.raises(error, match=message) as caught:
             until_it_fails(here)
         assert str(caught.value).startswith(Faulty.PLACE)
-        if kind == "processes":  # where it was raised is told all the same
+        if kind in ("processes", "central"):  # where it was raised is told all the same
             assert "In headrace-worker-0:\nTraceback" in "".join(caught.value.__notes__)
         here.place.close()
 
@@ -438,3 +435,15 @@ def test_a_worker_owes_what_it_was_ordered_to_do() -> None:
         while 0 in children:
             here.place.wait()
         assert owed[0] == 0, "its successor was ordered nothing yet"
+
+
+# ---------------------------------------------------------------------------------------------------- without a policy
+
+
+def test_a_worker_that_asks_a_server_has_no_torch() -> None:
+    with stage("central") as here, stage("processes") as beside:
+        for one in (here, beside):
+            one.launch()
+            one.rollout()
+        mapped = [Path(f"/proc/{one.place.pids[0]}/maps").read_text() for one in (here, beside)]  # type: ignore[attr-defined]
+        assert ["libtorch" in text for text in mapped] == [False, True]

@@ -86,11 +86,11 @@ def no_report() -> Iterator[None]:
         yield
 
 
-def record(folder: Path, env_kwargs: dict[str, Any], **options: Any) -> Recorded:
+def record(folder: Path, env_kwargs: dict[str, Any], policy: str = "MlpPolicy", **options: Any) -> Recorded:
     """A run that keeps its schedule."""
     records: list[dict[str, float]] = []
     env = "support.worker_envs:dawdling"
-    with hr.PPO("MlpPolicy", env, env_kwargs=env_kwargs, **{**OPTIONS, **options}) as model:
+    with hr.PPO(policy, env, env_kwargs=env_kwargs, **{**OPTIONS, **options}) as model:
         model.learn(TOTAL, records.append, run_dir=folder)
     return Recorded(folder, records)
 
@@ -122,6 +122,17 @@ def test_a_recorded_run_is_replayed_inline(cell: Cell, tmp_path: Path) -> None:
     assert recorded.lag > (0.5 if is_even else 0.0)
     assert recorded.changes() > 0 or not is_even
     assert len(recorded.schedule) == UPDATES
+    assert_replays(recorded)
+
+
+@pytest.mark.parametrize("late", ["reject", "weight", "vtrace"])
+def test_a_recorded_run_of_a_policy_with_a_memory_is_replayed_inline(late: str, tmp_path: Path) -> None:
+    """Its state goes from one version of the weights to the next within a slab, in the learner as in the actor."""
+    options: dict[str, Any] = {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "late": late}
+    recorded = record(tmp_path / "run", SLOWER_LAST, n_epochs=2, **options)
+    assert recorded.changes() > 0
+    if late != "reject":  # there the ratios are those to the policy that acted
+        assert max(one["headrace/first_ratio_error"] for one in recorded.records) < 1e-5
     assert_replays(recorded)
 
 

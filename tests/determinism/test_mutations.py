@@ -18,7 +18,8 @@ import headrace as hr
 from headrace.checkpoints.snapshot import Snapshot
 from headrace.envs.seeds import Purpose, leaf
 from headrace.errors import HeadraceError, LedgerError, ReplayError
-from headrace.learning.batch import Batch, assemble
+from headrace.learning.assembly import assemble
+from headrace.learning.batch import Batch
 from headrace.memory.slab import Slab
 from support.bit_runs import WORKLOADS, Trace, Workload, advance, play, trace_of
 
@@ -193,10 +194,10 @@ def test_seeds_by_counting_change_the_bits(name: str, monkeypatch: pytest.Monkey
     """seed + i instead of the tree."""
     want = play(WORKLOADS[name], 2)
 
-    def counted(seed: int, purpose: Purpose, *path: int) -> int:
-        return seed + sum(path) if purpose is Purpose.ENV else leaf(seed, purpose, *path)
+    def counted(bits: int, seed: int, purpose: Purpose, env_index: int, episode: int) -> int:
+        return seed + env_index + episode
 
-    monkeypatch.setattr("headrace.envs.seeds.leaf", counted)
+    monkeypatch.setattr("headrace.envs.spec.episode_seed", counted)
     assert play(WORKLOADS[name], 2).weights_sha256 != want.weights_sha256
 
 
@@ -213,7 +214,7 @@ def test_a_lost_slab_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with WORKLOADS["noisy"].start(shards=4) as model:
         advance(model, WORKLOADS["noisy"], 2)
         state = model.parts.reader.ring.state  # rollout 2 of every shard is leased by now; shard 1's third is skipped
-        state._committed[1] += 1
+        state.sequences[1] += 1
         state._base[1] += 1
         with pytest.raises(LedgerError, match="shard 1: expected rollout 3, got 4: a dropped batch"):
             advance(model, WORKLOADS["noisy"], 3)

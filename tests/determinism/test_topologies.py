@@ -20,7 +20,8 @@ import pytest
 from headrace.checkpoints.snapshot import Snapshot
 from headrace.episodes.journal import Finished
 from headrace.errors import UsageError
-from headrace.learning.batch import Batch, assemble
+from headrace.learning.assembly import assemble
+from headrace.learning.batch import Batch
 from headrace.memory.slab import Slab
 from support.pairwise import Cell, matrix
 from support.topology_runs import CASES, INLINE, SEED, Case, bits_of, calm, processes, threads
@@ -94,8 +95,15 @@ def obedient(case: Case, folder: Path) -> Case:
         ("cartpole", 2, 0, 0),
         ("noisy", 3, 5, 1),
         ("images", 2, 0, 2),
+        ("stacks", 2, 3, 8),
+        ("lstm", 2, 3, 10),
+        ("gru", 3, 0, 11),
         ("continuous", 2, 0, 3),
+        ("dict", 2, 0, 10),
+        ("nested", 2, 3, 11),
         ("long", 2, 0, 4),
+        ("normalized", 2, 3, 9),
+        ("masked", 2, 0, 10),
         *(
             pytest.param(name, workers, shards, seed, marks=pytest.mark.full)
             for name in CASES
@@ -111,7 +119,7 @@ def test_kill_9_in_the_middle_of_a_slab(name: str, workers: int, shards: int, se
     case = obedient(CASES[name], tmp_path)
     with case.start(**processes(workers, shards=shards)) as run:
         got = bits_of(run, case.advance(run, case.updates))
-        assert run.source.restarts == kills
+        assert run.source.place.restarts == kills
     assert not any(file.exists() for file in orders)
     assert got == calm(name)
 
@@ -126,7 +134,7 @@ def test_kill_9_between_two_updates() -> None:
             os.kill(victim.pid, signal.SIGKILL)
             wait([victim.sentinel], 60.0)  # a fork server tells of a death a moment after it
             episodes += case.advance(run, 1)
-        assert run.source.restarts == case.updates - 1
+        assert run.source.place.restarts == case.updates - 1
         assert bits_of(run, episodes) == calm("cartpole")
 
 
@@ -160,7 +168,7 @@ def test_restarts_outlive_a_change_of_workers(tmp_path: Path) -> None:
         episodes = case.advance(run, case.updates // 2)
         parts.rescale(3)
         episodes += case.advance(run, case.updates - run.updates)
-        assert run.source.restarts == 2
+        assert run.source.place.restarts == 2
         assert bits_of(run, episodes) == calm("noisy")
 
 
@@ -187,6 +195,11 @@ RESUMES = [
     ("continuous", "processes", "processes, 5 shards"),
     ("long", "processes", "inline"),
     ("images", "inline", "processes"),
+    ("stacks", "processes, 5 shards", "inline"),
+    ("normalized", "processes, 5 shards", "threads"),
+    ("masked", "threads", "processes"),
+    ("lstm", "processes, 5 shards", "threads"),
+    ("gru", "inline", "processes 3"),
 ]
 
 

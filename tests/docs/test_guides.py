@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnxruntime  # noqa: F401  # it opens files of its own when it is imported, once a process
 import pytest
 
 from headrace.cli.main import COMMANDS, main
@@ -166,6 +167,7 @@ def entry_point(text: str, folder: Path) -> Said:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where a reader would be: an empty directory with the repository's configs/, importable from."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -189,6 +191,11 @@ def test_a_reader_who_types_it_sees_the_same(page: Path, folder: Path) -> None:
 def test_every_example_runs(example: Path, folder: Path) -> None:
     said = shell(f"python {example}", folder)
     assert said.code == 0, said.text
+    if example.stem == "own_ppo":  # what the guide says of it
+        reached = re.search(r"mean return over 100 episodes: ([\d.]+)", said.text)
+        assert reached, said.text
+        assert float(reached[1]) >= 475
+        assert len(example.read_text().splitlines()) < 120
 
 
 @by_name("page", LINKED)

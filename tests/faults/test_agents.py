@@ -17,14 +17,15 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import headrace as hr
-from headrace.agents.callers import Callers
+from headrace.agents import desk
+from headrace.agents.callers import Awaited, Callers
 from headrace.agents.desk import Desk, NoWorkersError, WorkersLostError
 from headrace.agents.engines.batching import Batched, Batching
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request
@@ -53,6 +54,7 @@ from support.agent_envs import (
     Leaving,
     Raising,
     Stuck,
+    Unplugging,
     spec,
 )
 from support.waiting import wait_until
@@ -332,8 +334,9 @@ def test_back_at_the_moment_it_is_given_up_and_then_hanging_in_close(
 ) -> None:
     honest = Callers.give_up
 
-    def give_up(self: Callers, future: Future[Any], afterwards: Callable[[], None]) -> bool:
-        wait([future], 1.0)
+    def give_up(self: Callers, future: Awaited, afterwards: Callable[[], None]) -> bool:
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: self.begun_s(future) is None, 1.0)
         return honest(self, future, afterwards)
 
     monkeypatch.setattr(Callers, "give_up", give_up)
@@ -391,12 +394,27 @@ def test_auto_and_an_environment_that_always_hangs() -> None:
     assert [group.failures[0].boundary for group in groups] == ["timeout", "timeout"]
 
 
+def test_auto_moves_to_processes_when_environments_turn_out_to_compute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look did not show it; groups in play begin again, and every group comes once, as it would have."""
+    monkeypatch.setattr("headrace.agents.ways.look", lambda spec: None)
+    # On a busy machine, environments that wait for a core do not keep the interpreter busy.
+    monkeypatch.setattr("headrace.agents.ways.Computing.is_heavy", property(lambda self: self._count >= 2))
+    with caplog.at_level(logging.INFO):
+        groups = rolled(spec(Busy, tag="Counting", steps=20), "auto", -1, groups=6, group_size=2)
+    assert "groups in play begin again there" in caplog.text
+    assert [group.number for group in groups] == list(range(6))
+    calm = rolled(spec(Counting, steps=20), "sequential", 1, groups=6, group_size=2)
+    assert fingerprint(groups) == fingerprint(calm)
+
+
 def test_auto_and_a_worker_that_is_killed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Environments that compute go to processes by themselves, and one of these dies."""
-    # As measured on an idle machine: on a busy one, a step that waits for a core looks like one that waits.
-    monkeypatch.setattr("headrace.agents.ways.measure", lambda spec, _: StepTime(spec.tag, 0.008, 1.0))
+    # As seen on an idle machine: on a busy one, a step that waits for a core looks like one that waits.
+    monkeypatch.setattr("headrace.agents.ways.look", lambda spec: StepTime(spec.tag, 0.008, 1.0))
     env = spec(Busy, tag="Counting", once=str(tmp_path / "once"), parent=os.getpid(), steps=2)
     with caplog.at_level(logging.INFO):
         groups = rolled(env, "auto", -1, groups=4, group_size=1)
@@ -442,6 +460,28 @@ def test_a_worker_process_that_is_killed_is_replaced(
     groups = rolled(spec(Dying, tag="Counting", once=str(tmp_path / "once")), backend, 2, groups=8)
     assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=8))
     assert "is gone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("backend", "how"),
+    [
+        ("loky", "shutdown"),
+        ("loky", "close"),
+        ("loky", "error"),
+        ("multiprocessing", "shutdown"),
+        ("multiprocessing", "error"),
+    ],
+)
+def test_a_worker_whose_process_lives_is_replaced_when_it_is_lost(
+    backend: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is lost, and joblib knows of no death; or it fails with groups in play: that is no goodbye."""
+    monkeypatch.setattr(desk, "_SILENT_S", 2.0)  # nothing says that a connection was closed while it was read
+    env = spec(Unplugging, tag="Counting", once=str(tmp_path / "once"), how=how)
+    groups = rolled(env, backend, 2, groups=8, limits=Limits(env_s=2.0, stall_s=20.0))
+    assert fingerprint(groups) == fingerprint(rolled(spec(Counting), "sequential", 1, groups=8))
+    assert "is gone" in caplog.text
+    assert "no progress" not in caplog.text
 
 
 @pytest.mark.parametrize("backend", ["loky", "multiprocessing"])

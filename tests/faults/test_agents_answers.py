@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -96,6 +97,12 @@ BAD: dict[str, tuple[Alter, str]] = {
     "no choice": (lambda path, asked, body: {"choices": []}, "expected choices"),
     "choices no list": (lambda path, asked, body: {"choices": 3}, "expected choices"),
     "version": (lambda path, asked, body: body | {"weights_version": "new"}, "weights_version is 'new'"),
+    "version of 100 digits": (lambda path, asked, body: body | {"weights_version": 10**100}, "versions of"),
+    "no float": (log_probs(lambda all_: [-(10**400), *all_[1:]]), "log-probability of token 0 is -1000"),
+    "a number of 5,000 digits": (lambda path, asked, body: b'{"choices": 1' + b"0" * 5000 + b"}", "can't be read"),
+    "nested": (lambda path, asked, body: b'{"choices": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "more than 64 deep"),
+    "a key twice": (lambda path, asked, body: b'{"choices": [], "choices": [1]}', "can't be read"),
+    "no text": (lambda path, asked, body: b'{"choices": "\xff\xfe"}', "can't be read"),
 }
 
 
@@ -106,6 +113,29 @@ def test_what_can_not_be_trained_on_is_a_typed_failure(name: str, engine: OpenAI
     assert isinstance(answer, EpisodeError), "it would have been trained on"
     assert answer.boundary == "engine"
     assert problem in answer.message
+
+
+@pytest.mark.parametrize("tokens", [-5, 10**30, "many", True, 1.5, None])
+def test_tokens_that_nobody_can_have_used_are_not_paid_for(tokens: Any, engine: OpenAIEngine) -> None:
+    before = engine.statistics()
+    usage = {"prompt_tokens": tokens, "completion_tokens": tokens}
+    ask(engine, lambda path, asked, body: body | {"usage": usage})
+    used = engine.statistics().since(before)
+    assert (used.prompt_tokens, used.answer_tokens) == (len(PROMPT), 0)
+
+
+def test_an_answer_without_end_is_broken_off() -> None:
+    def alter(path: str, asked: dict[str, Any], body: dict[str, Any]) -> Any:
+        return body | {"padding": "a" * 3000}
+
+    with answering(alter) as (url, _), mock.patch("headrace.agents.engines.answers.MAX_ANSWER_BYTES", 2000):
+        engine = client(url)
+        try:
+            answer = ask(engine, as_it_is)
+        finally:
+            engine.close()
+    assert isinstance(answer, EpisodeError)
+    assert "an answer of more than 2,000 bytes" in answer.message
 
 
 def test_too_many_tokens_are_refused(engine: OpenAIEngine) -> None:

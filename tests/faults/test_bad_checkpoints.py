@@ -151,7 +151,7 @@ def test_a_new_run_does_not_mix_with_an_old_one(damaged: Path) -> None:
         (["--n-steps", "8"], ["n_steps is 4, got 8"]),
         (["--seed", "8"], ["seed is 7, got 8"]),
         (["--learning-rate", "lin_1e-3"], ["learning_rate is 0.0003, got 'lin_1e-3'"]),
-        (["--net-arch", "32"], ["net_arch is (64, 64), got (32,)"]),
+        (["--net-arch", "32"], ["net_arch is None, got (32,)"]),
         (["--env-kwargs", '{"length": 9}'], ["env_kwargs is '{}'", '{"length": 9}']),
         (["CartPole-v1"], [f"env is '{STEADY}', got 'CartPole-v1'"]),
     ],

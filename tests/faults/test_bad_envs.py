@@ -32,10 +32,23 @@ def train(*arguments: str | Path, cwd: Path) -> Outcome:
         (["CartPole-v1", "--env-kwargs", '{"gravity": 3}'], ["{'gravity': 3}", "gravity"], "registration.py"),
         ([STEADY, "--env-kwargs", '{"speed": 3}'], ["{'speed': 3}", "speed"], "spec.py"),
         ([STEADY, "--wrappers", "json:loads"], ["wrapper json:loads raised TypeError"], "in loads"),
+        (
+            [STEADY, "--wrappers", "gymnasium.wrappers:TimeLimit"],
+            ["missing 1 required positional argument", "in text 'module:attribute {\"key\": value}'"],
+            "in _wrap",
+        ),
         (["broken:Env"], ["importing broken raised ZeroDivisionError"], "broken.py"),
         (["needy:Env"], ["importing needy failed", "No module named 'no_such_dependency'"], "needy.py"),
     ],
-    ids=["factory", "kwargs of an id", "kwargs of a class", "wrapper", "module", "module's imports"],
+    ids=[
+        "factory",
+        "kwargs of an id",
+        "kwargs of a class",
+        "wrapper",
+        "wrapper's kwargs",
+        "module",
+        "module's imports",
+    ],
 )
 def test_what_can_not_be_made(arguments: list[str], said: list[str], traceback_of: str, tmp_path: Path) -> None:
     """The traceback of the code that raised is there, whole, above the one line."""
@@ -149,6 +162,20 @@ def test_an_environment_that_can_not_be_closed(tmp_path: Path) -> None:
     assert "Traceback" in outcome.err
 
 
+@pytest.mark.parametrize("place", ["inline", "threads", "processes"])
+def test_one_that_can_not_be_closed_at_the_end_is_shown_and_the_run_is_done(place: str, tmp_path: Path) -> None:
+    where = ("--topology", place, "--run-dir", "out", "--total-timesteps", "32")
+    outcome = train("support.faulty_envs:TiredClose", *where, cwd=tmp_path)
+    assert outcome.code == 0
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith(("headrace: warning: env 0: could not be closed: ", "headrace: warning: env 1: could not"))
+    assert "the simulator does not answer" in last
+    assert "Traceback" in outcome.err
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["exit_reason"] == "done"
+    assert last.endswith(result["not_closed"])
+
+
 @pytest.mark.parametrize("fault", ["step_raises", "nan_reward", "nan_obs", "shape"])
 def test_an_evaluation_that_goes_wrong(fault: str) -> None:
     class FaultyEvaluation(Faulty):
@@ -166,7 +193,7 @@ def test_an_evaluation_that_goes_wrong(fault: str) -> None:
 
         hr.evaluate_policy(model, Remembers, n_eval_episodes=2)
         first_seed = seeds[1]
-        with pytest.raises((EnvError, NumericsError), match="evaluation, env 1, episode 0, step 3: the "):
+        with pytest.raises((EnvError, NumericsError), match="evaluation, env 1, episode 1:0, step 3: the "):
             hr.evaluate_policy(model, lambda: FaultyEvaluation(fault), n_eval_episodes=2)
 
 

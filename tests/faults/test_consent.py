@@ -102,6 +102,13 @@ def by_replay(folder: Path) -> str:
     return str(caught.value)
 
 
+def by_export(folder: Path) -> str:
+    with pytest.raises(ConsentError) as caught:
+        hr.export_rollouts(folder, folder.parent / "out.parquet")
+    assert not (folder.parent / "out.parquet").exists()
+    return str(caught.value)
+
+
 def refused(outcome: Outcome) -> str:
     assert outcome.code == 2, outcome
     return outcome.only_error
@@ -112,6 +119,8 @@ WAYS: dict[str, Callable[[Path], str]] = {
     "weights_only": by_weights_only,
     "from_snapshot": by_snapshot,
     "hr.replay": by_replay,
+    "hr.export_rollouts": by_export,
+    "rollouts": lambda folder: refused(run("rollouts", folder.name, "--to", "out.parquet", cwd=folder.parent)),
     "replay": lambda folder: refused(run("replay", folder.name, "0:0", cwd=folder.parent)),
     "eval": lambda folder: refused(run("eval", folder.name, cwd=folder.parent)),
     "resume": lambda folder: refused(run("train", "--resume", folder.name, "--quiet", cwd=folder.parent)),
@@ -123,7 +132,7 @@ WAYS: dict[str, Callable[[Path], str]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("payload", payloads())
 def test_nothing_runs(payload: str, way: str, saved: Path, tmp_path: Path, canary: Callable[[], list[str]]) -> None:
-    """117 doctored files. The message names what it was, in one line, and what to do."""
+    """143 doctored files. The message names what it was, in one line, and what to do."""
     folder = run_dir(saved, tmp_path / "theirs", payloads()[payload])
     before = set(sys.modules)
     text = WAYS[way](folder)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
@@ -58,14 +57,11 @@ def hub(engine: Any) -> Iterator[Hub]:
 def pulled(hub: Hub) -> Ticket | None:
     """A real worker comes, asks for work and goes."""
 
-    async def work() -> Ticket | None:
-        port = SocketPort(hub.address, hub.key, 0)
-        try:
-            return await asyncio.wait_for(port.pull(), 30.0)
-        finally:
-            port.close()
-
-    return asyncio.run(work())
+    port = SocketPort(hub.address, hub.key, 0)
+    try:
+        return port.pull().result(30.0)
+    finally:
+        port.close()
 
 
 def test_a_silent_stranger_keeps_no_worker_waiting(hub: Hub) -> None:

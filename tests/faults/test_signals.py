@@ -149,7 +149,7 @@ def test_nohup(calm: Path, tmp_path: Path) -> None:
 def test_a_signal_at_any_moment(calm: Path, tmp_path: Path) -> None:
     """Wherever it strikes: in a rollout, an update or a checkpoint. Sleepless polling decides."""
     records, metrics = 2, tmp_path / "out" / "metrics.jsonl"
-    process = start_run(tmp_path, "--checkpoint-every", "64", announce=(records + 2) * N_STEPS, hold_s=1.0)
+    process = start_run(tmp_path, "--checkpoint-every", "64", announce=(records + 2) * N_STEPS)
     wait_for(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= records, process)
     process.send_signal(signal.SIGTERM)
     outcome = end(process)

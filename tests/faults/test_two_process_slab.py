@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from headrace.envs.spec import EnvSpec
-from headrace.learning.batch import assemble
+from headrace.learning.assembly import assemble
 from headrace.memory.ring import Lease, RingState
 from headrace.memory.schema import Schema
 from headrace.memory.segment import SharedSegment

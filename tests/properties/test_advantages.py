@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from headrace.envs.vector_env import VectorEnv
 from headrace.learning import late
 from headrace.learning.advantages import gae
-from headrace.learning.batch import Batch, assemble, complete
+from headrace.learning.assembly import assemble, complete
+from headrace.learning.batch import Batch
 from headrace.learning.late import vtrace
 from headrace.policies.noise import NoiseSpec
 from headrace.policies.policy import Evaluation

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.errors import RingError
-from headrace.memory.ring import Lease, Owner, Ring, RingState, _Slot
+from headrace.memory.ring import Lease, Owner, Ring, RingState, Slot
 from headrace.memory.slab import Word
 from support.slabs import small_schema
 
@@ -166,7 +166,7 @@ class RingMachine(RuleBasedStateMachine):
             for lease in leases:
                 assert owners[lease.slot] is Owner.NOBODY, f"slot {lease.slot} is owned twice"
                 owners[lease.slot] = owner
-        assert [self.ring.state.owner(slot) for slot in range(self.num_slots)] == owners
+        assert [self.ring.state.slots[slot].owner for slot in range(self.num_slots)] == owners
         assert self.ring.state.open_slots() == [lease.slot for lease in self.open_leases()]
 
     @invariant()
@@ -278,12 +278,12 @@ def an_uneven_ring_goes_on_from_a_checkpoint() -> None:
 
 
 def ignores_the_fence(state: RingState, slot: int, commit_word: int) -> Lease | None:
-    lease = state._slots[slot].lease
+    lease = state.slots[slot].lease
     return None if lease is None or commit_word == 0 else RING_STATE_COMMIT(state, slot, lease.fence)
 
 
 def believes_a_later_rollout_first(state: RingState, slot: int, commit_word: int) -> Lease | None:
-    lease = state._slots[slot].lease
+    lease = state.slots[slot].lease
     if lease is not None and commit_word == lease.fence and lease in state._open[lease.shard]:
         state._open[lease.shard].remove(lease)
         state._open[lease.shard].insert(0, lease)
@@ -293,19 +293,19 @@ def believes_a_later_rollout_first(state: RingState, slot: int, commit_word: int
 def frees_what_the_reader_still_reads(state: RingState, slot: int, commit_word: int) -> Lease | None:
     lease = RING_STATE_COMMIT(state, slot, commit_word)
     if lease is not None:
-        state._slots[slot] = _Slot()
+        state.slots[slot] = Slot()
     return lease
 
 
 def skips_the_lost_rollout(state: RingState, shard: int) -> list[Lease]:
     leases = RING_STATE_REVOKE(state, shard)
-    state._committed[shard] += len(leases)
+    state.sequences[shard] += len(leases)
     return leases
 
 
 def keeps_counting_the_revoked_leases(state: RingState, shard: int) -> list[Lease]:
     leases = RING_STATE_REVOKE(state, shard)
-    state._leased += len(leases)
+    state.leased += len(leases)
     return leases
 
 
@@ -340,7 +340,7 @@ def one_lease_at_a_time(state: RingState, shard: int) -> Lease | None:
 
 def keeps_counting_the_rejected_lease(state: RingState, lease: Lease) -> None:
     RING_STATE_REJECT(state, lease)
-    state._leased += 1
+    state.leased += 1
 
 
 def keeps_counting_the_rejected_share(state: RingState, lease: Lease) -> None:
@@ -350,7 +350,7 @@ def keeps_counting_the_rejected_share(state: RingState, lease: Lease) -> None:
 
 def asks_for_the_rejected_rollout_again(state: RingState, lease: Lease) -> None:
     RING_STATE_REJECT(state, lease)
-    state._committed[lease.shard] -= 1
+    state.sequences[lease.shard] -= 1
 
 
 def starts_counting_anew(state: RingState, sequences: list[int], batches: int) -> None:
@@ -364,7 +364,7 @@ def counts_numbers_for_batches(state: RingState, sequences: list[int], batches: 
 
 def counts_a_batch_as_one_lease(state: RingState, sequences: list[int], batches: int) -> None:
     RING_STATE_RESUME(state, sequences, batches)
-    state._leased = batches
+    state.leased = batches
 
 
 RING_STATE_LEASE, RING_STATE_COMMIT, RING_STATE_REVOKE = RingState.lease, RingState.commit, RingState.revoke

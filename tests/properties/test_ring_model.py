@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import pytest
 
-from headrace.memory.ring import Lease, Owner, RingState, _Slot
+from headrace.memory.ring import Lease, Owner, RingState, Slot
 
 POISON = 0
 OWNERS = tuple(Owner)
@@ -120,20 +120,20 @@ class Model:
     def ring(self, state: State) -> RingState:
         ring = RingState(self.num_slots, 2, self.is_even)
         ring.grant(2 * self.rollouts)
-        ring._slots = [_Slot(OWNERS[owner], order and Lease(*order)) for owner, order in state.slots]
-        ring._committed, ring._base = list(state.committed), list(state.base)
+        ring.slots = [Slot(OWNERS[owner], order and Lease(*order)) for owner, order in state.slots]
+        ring.sequences, ring._base = list(state.committed), list(state.base)
         ring._open = [[Lease(*order) for order in orders] for orders in state.open]
-        ring._next_fence, ring._leased = state.next_fence, state.leased
+        ring._next_fence, ring.leased = state.next_fence, state.leased
         return ring
 
     def with_ring(self, state: State, ring: RingState) -> State:
         return state._replace(
-            slots=tuple((OWNERS.index(slot.owner), slot.lease and as_order(slot.lease)) for slot in ring._slots),
-            committed=tuple(ring._committed),
+            slots=tuple((OWNERS.index(slot.owner), slot.lease and as_order(slot.lease)) for slot in ring.slots),
+            committed=tuple(ring.sequences),
             base=tuple(ring._base),
             open=tuple(tuple(map(as_order, leases)) for leases in ring._open),
             next_fence=ring._next_fence,
-            leased=ring._leased,
+            leased=ring.leased,
         )
 
     # -------------------------------------------------------------------------------------------------------- the steps
@@ -358,12 +358,12 @@ def test_no_interleaving_breaks_a_promise_in_larger_rings(model: Model, states: 
 
 
 def believe_any_word(ring: RingState, slot: int, word: int) -> Lease | None:
-    lease = ring._slots[slot].lease
+    lease = ring.slots[slot].lease
     return ring.commit(slot, lease.fence) if lease is not None and word != 0 else None
 
 
 def believe_any_order(ring: RingState, slot: int, word: int) -> Lease | None:
-    lease = ring._slots[slot].lease
+    lease = ring.slots[slot].lease
     if lease is not None and word == lease.fence:
         ring._open[lease.shard].remove(lease)
         ring._open[lease.shard].insert(0, lease)
@@ -372,13 +372,13 @@ def believe_any_order(ring: RingState, slot: int, word: int) -> Lease | None:
 
 def skip_the_lost_rollouts(ring: RingState, shard: int) -> list[Lease]:
     lost = ring.revoke(shard)
-    ring._committed[shard] += len(lost)
+    ring.sequences[shard] += len(lost)
     return lost
 
 
 def keep_counting_the_lost_rollouts(ring: RingState, shard: int) -> list[Lease]:
     lost = ring.revoke(shard)
-    ring._leased += len(lost)
+    ring.leased += len(lost)
     return lost
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from headrace.agents import ports
 from headrace.agents.environments.text_env import Step, TextEnvSpec
 
 
@@ -239,6 +241,39 @@ class Dying(Counting):
         if claim(self._once):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
+
+
+class Unplugging(Counting):
+    """Ends the connection of the worker process it lives in, once, or breaks the worker; the process lives on."""
+
+    def __init__(self, once: str, how: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._once, self._how = once, how
+
+    def step(self, action: str) -> Step:
+        if claim(self._once):
+            if self._how == "error":
+                ports.encode = None  # type: ignore[assignment]
+            for handle in map(int, os.listdir("/proc/self/fd")):
+                if _leads_to_a_hub(handle):
+                    self._unplug(handle)
+        return super().step(action)
+
+    def _unplug(self, handle: int) -> None:
+        if self._how == "shutdown":
+            with socket.socket(fileno=os.dup(handle)) as end:
+                end.shutdown(socket.SHUT_RDWR)
+        elif self._how == "close":  # and its number is not given to another file
+            with open(os.devnull, "r+b") as nothing:
+                os.dup2(nothing.fileno(), handle)
+
+
+def _leads_to_a_hub(handle: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(handle)) as end:
+            return str(end.getpeername()).endswith("/hub")
+    except OSError:
+        return False
 
 
 class Forgetful(Counting):

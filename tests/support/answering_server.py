@@ -55,7 +55,7 @@ def answering(
             self._send(alter(self.path, asked, {"id": "1", "object": "text_completion", "choices": [choice]}))
 
         def _send(self, body: Any) -> None:
-            data = json.dumps(body).encode()
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))

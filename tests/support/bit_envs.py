@@ -2,9 +2,11 @@
 
     Noisy    draws np_random in every step: its state is nowhere but in the generator
     Pixels   uint8 images, either layout
+    Frames   the same in grey, to be stacked
     LongWalk episodes over many slabs
     Hidden   an observation that tells nothing of the actions: only rewards, later, do
     Probe    any observation and action space, by name
+    Cards    some actions are forbidden, by info; Hand: by a method
 
 Named as support.bit_envs:X they can be found again by a fresh process that has tests/ on its path.
 """
@@ -72,6 +74,28 @@ class Pixels(gym.Env[Any, Any]):
         return np.stack([np.roll(image, channel, 0) for channel in range(self._channels)], axis)
 
 
+class Frames(Pixels):
+    """Grey images without a channel axis, to be stacked. Episodes are of 1 to `limit` steps; odd ones are cut."""
+
+    def __init__(self, limit: int = 25) -> None:
+        super().__init__(limit=limit)
+        self.observation_space = spaces.Box(0, 255, (self.SIZE, self.SIZE), np.uint8)
+        self._longest = limit
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().reset(seed=seed)
+        self._limit = int(self.np_random.integers(1, self._longest + 1))
+        return obs, info
+
+    def step(self, action: Any) -> Step:
+        obs, reward, terminated, truncated, info = super().step(action)
+        is_over = truncated and self._limit % 2 == 0
+        return obs, reward, terminated or is_over, truncated and not is_over, info
+
+    def _drawn(self) -> Any:
+        return super()._drawn()[..., 0]
+
+
 class LongWalk(gym.Env[Any, Any]):
     """Never terminates; cut at a limit that is many slabs away. Its heading is the sum of all actions so far."""
 
@@ -125,6 +149,15 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "multi_discrete": spaces.MultiDiscrete([3, 4], start=[0, 5]),
     "multi_binary": spaces.MultiBinary(6),
 }
+SEVERAL: dict[str, spaces.Space[Any]] = {
+    "dict": spaces.Dict({"image": OBSERVATIONS["image"], "vector": OBSERVATIONS["vector"]}),
+    "nested": spaces.Dict(
+        {
+            "a": spaces.Tuple((OBSERVATIONS["discrete"], OBSERVATIONS["float64"])),
+            "b": spaces.Dict({"bits": OBSERVATIONS["multi_binary"], "choices": OBSERVATIONS["multi_discrete"]}),
+        }
+    ),
+}
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "discrete": spaces.Discrete(4),
     "discrete_from_3": spaces.Discrete(3, start=3),
@@ -142,7 +175,7 @@ class Probe(gym.Env[Any, Any]):
     """Any pair of spaces: a little automaton mixes the actions in and every observation is drawn from its state."""
 
     def __init__(self, observation: str = "vector", action: str = "discrete", limit: int = 30) -> None:
-        self.observation_space = OBSERVATIONS[observation]
+        self.observation_space = (OBSERVATIONS | SEVERAL)[observation]
         self.action_space = ACTIONS[action]
         self._limit, self._state, self._steps = limit, 0, 0
 
@@ -158,8 +191,12 @@ class Probe(gym.Env[Any, Any]):
         self._steps += 1
         return self._seen(), float(np.cos(self._state)), self._state % 29 == 0, self._steps >= self._limit, {}
 
-    def _seen(self) -> Any:
-        space = self.observation_space
+    def _seen(self, space: spaces.Space[Any] | None = None) -> Any:
+        space = self.observation_space if space is None else space
+        if isinstance(space, spaces.Dict):
+            return {name: self._seen(one) for name, one in space.items()}
+        if isinstance(space, spaces.Tuple):
+            return tuple(map(self._seen, space))
         numbers = np.sin((self._state + 1) * np.arange(1.0, 1 + max(1, int(np.prod(space.shape)))))  # -1 to 1
         match space:
             case spaces.Box() if space.dtype == np.uint8:
@@ -171,3 +208,49 @@ class Probe(gym.Env[Any, Any]):
             case spaces.MultiDiscrete():
                 return space.start + self._state % space.nvec
         return (numbers > 0).astype(np.int8).reshape(space.shape)
+
+
+class Cards(gym.Env[Any, Any]):
+    """Cards that may be played once each: allowed are those that are left. By info, or by a method (`Hand`).
+
+    `pairs`: two cards of different hands at once (MultiDiscrete). A forbidden card raises.
+    """
+
+    def __init__(self, pairs: bool = False, limit: int = 9) -> None:
+        counts = (5, 4) if pairs else (6,)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (sum(counts) + 1,), np.float32)
+        self.action_space = spaces.MultiDiscrete(counts) if pairs else spaces.Discrete(6)
+        self._starts, self._limit = np.cumsum([0, *counts[:-1]]), limit
+        self._left, self._worth, self._steps = np.zeros(0, bool), np.zeros(0), 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        size = self.observation_space.shape[0] - 1
+        self._left, self._worth, self._steps = np.ones(size, bool), self.np_random.normal(size=size), 0
+        return self._obs(), {"action_mask": self._left.copy()}
+
+    def step(self, action: Any) -> Step:
+        chosen = self._starts + np.asarray(action).reshape(-1)
+        assert self._left[chosen].all(), "a forbidden card"
+        self._left[chosen] = False
+        self._steps += 1
+        over = bool(min(map(np.sum, np.split(self._left, self._starts[1:]))) == 0)
+        reward = float(self._worth[chosen].sum() / self._steps)
+        cut = not over and self._steps >= self._limit
+        return self._obs(), reward, over, cut, {} if over else {"action_mask": self._left.copy()}
+
+    def _obs(self) -> Any:
+        return np.append(self._worth * self._left, self._steps).astype(np.float32)
+
+
+class Hand(Cards):
+    """The same, as environments for sb3-contrib's MaskablePPO have it."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {}
+
+    def step(self, action: Any) -> Step:
+        return (*super().step(action)[:4], {})
+
+    def action_masks(self) -> Any:
+        return self._left.copy()

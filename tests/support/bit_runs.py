@@ -89,6 +89,7 @@ WORKLOADS = {
             100,
             options={"clip_range": "lin_0.3", "policy_kwargs": {"activation": "relu"}},
         ),
+        Workload("nested", "support.dict_envs:Nested", 10, 8, 32, policy="MultiInputPolicy", env_kwargs={"side": 6}),
         Workload("long", "support.bit_envs:LongWalk", 15, 8, 64, options={"gradients": "autograd"}),
         Workload("multi_discrete", "support.bit_envs:Probe", 10, 12, 64, env_kwargs={"action": "multi_discrete_2d"}),
         Workload(
@@ -103,8 +104,16 @@ WORKLOADS = {
         Workload(
             "own_policy", "support.bit_envs:Probe", 13, 12, 64, env_kwargs={"action": "box_2d"}, policy=_own_policy
         ),
+        Workload(
+            "masked", "support.bit_envs:Hand", 10, 12, 64,
+            options={"action_masks": True, "norm_obs": True, "norm_reward": True, "ent_coef": 0.01},
+        ),
+        Workload(
+            "normalized", "support.bit_envs:Probe", 13, 12, 64, env_kwargs={"action": "box_2d"}, policy=_own_policy,
+            options={"norm_obs": True, "norm_reward": True},
+        ),
     )
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,16 @@ class Steady(gym.Env[Any, Any]):
         return self.np_random.uniform(0, 100, 3).astype(self._dtype)
 
 
+class Toils(Steady):
+    """A slow step that holds the GIL."""
+
+    def step(self, action: Any) -> Step:
+        total = 0
+        for number in range(400_000):  # not by the clock: that runs on while another thread has the GIL
+            total += number
+        return super().step(action)
+
+
 class Faulty(Steady):
     """Goes wrong in one step of one episode of one environment, wherever that is hosted: it knows it by its seed."""
 
@@ -120,6 +130,18 @@ class FaultyClose(Steady):
         raise RuntimeError("the simulator does not answer")
 
 
+class TiredClose(Steady):
+    """Can't be closed any more once it was played."""
+
+    def step(self, action: Any) -> Step:
+        self.is_played = True
+        return super().step(action)
+
+    def close(self) -> None:
+        if getattr(self, "is_played", False):
+            raise RuntimeError("the simulator does not answer")
+
+
 class Announces(Steady):
     """Tells a test where it is: in one step it touches a file, then holds on for whatever the test sends.
 
@@ -142,8 +164,8 @@ class Announces(Steady):
         return super().step(action)
 
     def _announce(self, file: Path, hold_s: float) -> None:
-        file.touch()
         try:
+            file.touch()  # a signal may follow at once
             time.sleep(abs(hold_s))
         except BaseException:
             if hold_s >= 0:

@@ -1,10 +1,11 @@
-"""Kills of a worker at named points of its life, from inside: at the very instruction, not somewhere near it.
+"""Kills of a worker or an inference server at named points of its life, from inside: at the very instruction.
 
-    Strikes(folder) wraps an environment ─pickled to the worker─> unpickled there: the points of POINTS are armed
-    arm(folder, point) -> the next worker that gets there dies by SIGKILL, once     deaths(folder) -> when, and who
+    Strikes(folder) wraps an environment ─pickled to the worker─> unpickled there: POINTS and ASKING are armed
+    striking_servers(folder) ─as what servers run─> the points of SERVING are armed there
+    arm(folder, point) -> the next process that gets there dies by SIGKILL, once     deaths(folder) -> when, and who
 
-The wrapper travels with the plan, so it is there before the worker attaches to anything. Each life of a worker leaves
-a file when it is ready. In other processes than workers nothing happens: the same environment inline is undisturbed.
+The wrapper travels with the plan, so it is there before the worker attaches to anything. Each life of a worker or
+server leaves a file when it is ready. In other processes nothing happens: the same environment inline is undisturbed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import gymnasium as gym
 
@@ -24,9 +27,16 @@ POINTS = (
     "before attach", "after attach", "before reset", "in step", "between step and write", "in the middle of a write",
     "before commit", "after commit", "waiting for an order", "during weight copy", "during shutdown",
 )  # fmt: skip
-IN_A_SLAB = ("in step", "between step and write", "in the middle of a write")
-AT_START = ("before attach", "after attach", "before reset")  # only a worker that starts gets there
-NOT_BUILT = ("waiting for an action", "holding a reply")  # of an inference server
+ASKING = ("waiting for an action", "with an action in hand")  # of a worker that asks an inference server
+SERVING = (
+    "server before attach", "server after attach", "server during weight copy", "holding a request", "holding a reply",
+    "after a reply, before it wakes the worker",
+)  # fmt: skip
+IN_A_SLAB = (
+    "in step", "between step and write", "in the middle of a write", *ASKING, "holding a request", "holding a reply",
+    "after a reply, before it wakes the worker",
+)  # fmt: skip
+AT_START = ("before attach", "after attach", "before reset", "server before attach", "server after attach")
 
 
 class Death(NamedTuple):
@@ -38,8 +48,10 @@ class Death(NamedTuple):
 
 def arm(folder: Path, point: str, after: int = 0) -> None:
     """For who gets there next, or so many times later."""
-    assert point in POINTS
-    (folder / _file(point)).write_text(str(after))
+    assert point in (*POINTS, *ASKING, *SERVING)
+    draft = folder / f".{_file(point)}"
+    draft.write_text(str(after))
+    draft.rename(folder / _file(point))  # whole or not at all: a worker that runs ahead may look for it now
 
 
 def is_armed(folder: Path, point: str) -> bool:
@@ -52,7 +64,7 @@ def deaths(folder: Path) -> list[Death]:
 
 
 def lives(folder: Path) -> list[Death]:
-    """When workers were ready."""
+    """When workers and servers were ready."""
     return _noted(folder, "ready-*")
 
 
@@ -124,13 +136,15 @@ class _Struck(gym.Wrapper[Any, Any, Any, Any]):
 def _place(strikes: Strikes) -> None:
     """Points in code of headrace, in this process only."""
     from headrace.collecting.host import Host
+    from headrace.inference import client
     from headrace.memory.segment import SharedSegment
     from headrace.memory.slab import Slab
     from headrace.runtime.line import Line
     from headrace.weights.store import WeightStore
 
-    begin, serve, close, commit = Host.__init__, Host.serve, Host.close, Slab.commit
+    begin, close, commit = Host.__init__, Host.close, Slab.commit
     attach, receive, copy_into = SharedSegment.attach, Line.receive, WeightStore.copy_into
+    spin_until, sleep = client.spin_until, client.Client._sleep
 
     def attached(name: str) -> SharedSegment:
         strikes.strike("before attach")
@@ -139,10 +153,7 @@ def _place(strikes: Strikes) -> None:
     def begun(host: Host, *arguments: Any) -> None:
         strikes.strike("after attach")
         begin(host, *arguments)
-
-    def served(host: Host, *arguments: Any) -> None:
         strikes.note("ready")
-        serve(host, *arguments)
 
     def closed(host: Host) -> None:
         strikes.strike("during shutdown")
@@ -163,10 +174,86 @@ def _place(strikes: Strikes) -> None:
         strikes.strike("during weight copy")
         return copy_into(store, vector, version)
 
-    places: list[tuple[Any, str, Callable[..., Any]]] = [
-        (SharedSegment, "attach", staticmethod(attached)), (Host, "__init__", begun), (Host, "serve", served),
-        (Host, "close", closed), (Slab, "commit", committed), (Line, "receive", received),
-        (WeightStore, "copy_into", copied),
-    ]  # fmt: skip
+    def spun(*arguments: Any) -> bool:
+        strikes.strike("waiting for an action")
+        is_there = spin_until(*arguments)
+        if is_there:
+            strikes.strike("with an action in hand")
+        return bool(is_there)
+
+    def slept(*arguments: Any) -> None:
+        sleep(*arguments)
+        strikes.strike("with an action in hand")
+
+    _put([
+        (SharedSegment, "attach", staticmethod(attached)), (Host, "__init__", begun), (Host, "close", closed),
+        (Slab, "commit", committed), (Line, "receive", received),
+        (WeightStore, "copy_into", copied), (client, "spin_until", spun), (client.Client, "_sleep", slept),
+    ])  # fmt: skip
+
+
+@contextmanager
+def striking_servers(folder: Path) -> Iterator[None]:
+    """Servers that are started meanwhile get to the points of SERVING."""
+    with patch("headrace.inference.servers.run_server", _StruckServer(str(folder))):
+        yield
+
+
+class _StruckServer:
+    """Runs in the server's process."""
+
+    __name__ = "run_server"  # the first function on the stack that is the server's own
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __call__(self, line: Any, plan: Any) -> None:
+        from headrace.inference.server import run_server
+
+        _place_in_server(Strikes(self._folder))
+        run_server(line, plan)
+
+
+def _place_in_server(strikes: Strikes) -> None:
+    """Points in code of headrace, in this process only."""
+    from headrace.inference import server
+    from headrace.memory.segment import SharedSegment
+    from headrace.weights.store import WeightStore
+
+    begin, act, answer = server.Server.__init__, server.Server._act, server.answer
+    attach, copy_into = SharedSegment.attach, WeightStore.copy_into
+
+    def attached(name: str) -> SharedSegment:
+        strikes.strike("server before attach")
+        return attach(name)
+
+    def begun(one: server.Server, *arguments: Any) -> None:
+        strikes.strike("server after attach")
+        begin(one, *arguments)
+        strikes.note("ready")
+
+    def acted(one: server.Server, *arguments: Any) -> None:
+        strikes.strike("holding a request")
+        act(one, *arguments)
+
+    def answered(*arguments: Any) -> Any:
+        strikes.strike("holding a reply")
+        sleeps = answer(*arguments)
+        strikes.strike("after a reply, before it wakes the worker")
+        return sleeps
+
+    def copied(store: WeightStore, vector: Any, version: int) -> bool:
+        half = len(vector) // 2
+        vector[:half] = store._vectors[version % store._capacity][:half]
+        strikes.strike("server during weight copy")
+        return copy_into(store, vector, version)
+
+    _put([
+        (SharedSegment, "attach", staticmethod(attached)), (server.Server, "__init__", begun),
+        (server.Server, "_act", acted), (server, "answer", answered), (WeightStore, "copy_into", copied),
+    ])  # fmt: skip
+
+
+def _put(places: list[tuple[Any, str, Callable[..., Any]]]) -> None:
     for owner, name, function in places:
         setattr(owner, name, function)

@@ -38,8 +38,13 @@ def at_close(seed: int, env: int, episode: int) -> str:
 
 
 def plan_mishap(folder: Path, what: str, point: str, always: bool = False) -> Path:
-    """Returns the file that will hold the time at which it happened, a line each time."""
-    (folder / point).write_text(what + (" always" if always else ""))
+    """Returns the file that will hold the time at which it happened, a line each time.
+
+    The plan is there whole or not at all: a worker that runs ahead may look for it at this moment.
+    """
+    draft = folder / f".{point}"
+    draft.write_text(what + (" always" if always else ""))
+    draft.rename(folder / point)
     return folder / f"began-{point}"
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation
-from headrace.learning.batch import Batch, complete
+from headrace.learning.assembly import complete
+from headrace.learning.batch import Batch
 from headrace.learning.config import PpoConfig
 from headrace.learning.ppo_loss import Coefficients, Rows
 from headrace.memory.spaces import Space

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.acting.actor import Act, Actor
+from headrace.acting.actor import Actor
 from headrace.acting.culprit import Culprit
+from headrace.acting.stacked import Act
 from headrace.acting.start import begin, go_on
 from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.vector_env import VectorEnv

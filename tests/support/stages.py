@@ -35,7 +35,7 @@ from headrace.weights.flat import FlatParameters
 from headrace.weights.store import WeightStore, store_bytes
 from support.slabs import COMPLETED
 
-PLACES = ("inline", "threads", "processes")
+PLACES = ("inline", "threads", "processes", "central")  # the last: worker processes that ask an inference server
 SEED = 7
 NOISY = EnvSpec("support.bit_envs:Noisy")
 
@@ -119,20 +119,23 @@ def stage(
     """
     workers = 1 if kind == "inline" else workers
     shards, limits = tuple(split(n_envs, n_shards)), WorkerLimits(env_retries=0)
-    topology = Topology(kind, "local", max_lag, shards, (), workers, pick_up_rows=pick_up_rows, limits=limits)
+    place, inference = ("processes", "central") if kind == "central" else (kind, "local")
+    topology = Topology(
+        place, inference, max_lag, shards, (), workers, pick_up_rows=pick_up_rows, limits=limits, servers=1
+    )
     plan = plan_for(env, topology, n_steps)
     flat = FlatParameters(copy.deepcopy(plan.module))
-    make = SharedSegment.create if kind == "processes" else HeapSegment
+    make = SharedSegment.create if place == "processes" else HeapSegment
     capacity = topology.pace.versions_kept
     store = WeightStore(flat.size, capacity, make(store_bytes(flat.size, capacity)))
     try:
         store.publish(flat.published, 0)
-        ring, place = open_place(plan, store, flat.size, capacity, Replaced(), topology)
+        ring, hosts = open_place(plan, store, flat.size, capacity, Replaced(), topology)
         try:
-            yield Stage(plan, topology, flat, store, ring, place)
+            yield Stage(plan, topology, flat, store, ring, hosts)
         finally:
             with suppress(HeadraceError):  # what a test expects of a close, it asks for itself
-                place.close()
+                hosts.close()
             ring.close()
     finally:
         store.close()

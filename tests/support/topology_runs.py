@@ -23,9 +23,15 @@ from headrace.learning.config import PpoConfig
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig
 from headrace.train import Run
+from headrace.weights.flat import tensors_sha256
 
 SEED = 23
 INLINE: dict[str, Any] = {"topology": "inline"}
+STACKED = ('gymnasium.wrappers:FrameStackObservation {"stack_size": 4}',)
+
+
+LSTM = PolicyConfig("MlpLstmPolicy", lstm_hidden_size=16, net_arch=(16,))
+GRU = PolicyConfig("MultiInputGruPolicy", lstm_hidden_size=9, n_lstm_layers=2, net_arch=(16,))
 
 
 def threads(workers: int, **more: Any) -> dict[str, Any]:
@@ -69,8 +75,8 @@ class Case:
         )
 
     def wrapped(self, *wrappers: EnvSource) -> Case:
-        """The same, in other clothes."""
-        return replace(self, wrappers=wrappers)
+        """The same, in other clothes below its own."""
+        return replace(self, wrappers=(*wrappers, *self.wrappers))
 
     @contextmanager
     def start(self, **place: Any) -> Iterator[Run]:
@@ -107,15 +113,23 @@ class Case:
             return bits_of(run, episodes + self.advance(run, self.updates - run.updates))
 
 
-# What issue 2 asks to be compared: a classic, a generator that moves in every step, images, continuous actions, and
-# episodes of more than 10 slabs. 13 environments: no number of workers divides them.
+# A classic, a generator that moves in every step, the same with normalised observations and rewards, images, stacks of
+# them, continuous actions, action masks, observations of several arrays, flat and nested, policies with a memory, and
+# episodes of more than 10 slabs. 13 environments (7 with stacks): no number of workers divides them.
 CASES = {
     one.name: one
     for one in (
         Case("cartpole", "CartPole-v1", ppo={"learning_rate": "lin_5e-3", "target_kl": 0.02}),
         Case("noisy", "support.bit_envs:Noisy", 16, ppo={"clip_range": "lin_0.3"}),
         Case("images", "support.bit_envs:Pixels", 6, 3, policy=PolicyConfig("CnnPolicy"), kwargs={"limit": 9}),
+        Case("stacks", "support.bit_envs:Frames", 6, 4, 7, {"limit": 9}, STACKED, PolicyConfig("CnnPolicy")),
         Case("continuous", "Pendulum-v1", 40, 6, ppo={"clip_range_vf": 0.5, "batch_size": 200}),
+        Case("masked", "support.bit_envs:Cards", 10, 5, kwargs={"pairs": True}, policy=PolicyConfig(action_masks=True)),
+        Case("normalized", "support.bit_envs:Noisy", 16, policy=PolicyConfig(norm_obs=True), ppo={"norm_reward": True}),
+        Case("lstm", "support.memory_envs:Recall", kwargs={"delay": 10, "is_cut": True}, policy=LSTM),
+        Case("gru", "support.dict_envs:Signpost", 16, 5, policy=GRU, ppo={"batch_size": 30}),
+        Case("dict", "support.dict_envs:Signpost", 8, 5, policy=PolicyConfig("MultiInputPolicy")),
+        Case("nested", "support.dict_envs:Nested", 6, 3, policy=PolicyConfig("auto")),
         Case("long", "support.bit_envs:LongWalk", updates=14, kwargs={"limit": 90}, ppo={"gradients": "autograd"}),
     )
 }
@@ -127,6 +141,7 @@ class Bits:
 
     weights_sha256: str
     optimizer_sha256: str
+    buffers_sha256: str  # of the policy: statistics of normalised observations
     ledger: dict[str, Any]
     episodes: list[Finished]
 
@@ -136,7 +151,8 @@ def bits_of(run: Run, episodes: list[Finished]) -> Bits:
     assert isinstance(run.source, Reader)
     ledger = run.source.ledger.encode()
     del ledger["sequences"]
-    return Bits(**run.hashes(), ledger=ledger, episodes=episodes)
+    buffers = tensors_sha256(dict(run.weights.module.named_buffers()))
+    return Bits(**run.hashes(), buffers_sha256=buffers, ledger=ledger, episodes=episodes)
 
 
 @functools.cache

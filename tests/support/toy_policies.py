@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from headrace.memory.spaces import Space
 from headrace.policies.config import PolicyConfig
 from headrace.policies.distributions import DiagonalGaussian, distribution_for
-from headrace.policies.networks import MlpPolicy, VectorEncoder
+from headrace.policies.features import VectorEncoder
+from headrace.policies.networks import MlpPolicy
 from headrace.policies.policy import Evaluation
 
 
@@ -99,3 +100,15 @@ class WhisperingPolicy(OwnPolicy):
     def _outputs(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         params, value = super()._outputs(obs)
         return params + 1e-6 * params.mean(0), value
+
+
+class Tiring(OwnPolicy):
+    """Acts 30 times in a process, then raises."""
+
+    calls = 0
+
+    def act(self, obs: Tensor, noise: Tensor | None) -> Tensor:
+        self.calls += 1
+        if self.calls > 30:
+            raise ValueError("acted 30 times, and is tired")
+        return super().act(obs, noise)

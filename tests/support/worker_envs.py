@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -211,9 +212,67 @@ def spawning(folder: str, holds: bool = False) -> gym.Env[Any, Any]:
     return Spawns(Noisy(), folder, holds)
 
 
+_ONE_AT_A_TIME = threading.Lock()  # a fork would hold the pipe of another thread's Popen, which waits for its end
+
+
+def forgets(folder: str) -> gym.Env[Any, Any]:
+    """Starts four processes and ends none of them; a file KIND-PID each says so."""
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    forked = multiprocessing.get_context("fork").Process(target=_sleeps_apart)  # which Python waits for at its end
+    with _ONE_AT_A_TIME:
+        forked.start()
+        started = {
+            "plain": subprocess.Popen(["sleep", "600"], **quiet).pid,
+            "stubborn": subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600"], **quiet).pid,
+            "forked": forked.pid,
+            "session": subprocess.Popen(["sleep", "600"], start_new_session=True, **quiet).pid,
+        }
+    for kind, pid in started.items():
+        (Path(folder) / f"{kind}-{pid}").touch()
+    return Noisy()
+
+
+class _Counted(gym.Wrapper[Any, Any, Any, Any]):
+    file: str
+
+    def step(self, action: Any) -> Any:
+        with open(self.file, "ab") as steps:
+            steps.write(b".")
+        time.sleep(0.11)
+        return super().step(action)
+
+
+def slow_and_counted(file: str) -> gym.Env[Any, Any]:
+    """Steps of 0.11 s; each is a byte of a file."""
+    env = _Counted(Noisy())
+    env.file = file
+    return env
+
+
+def _sleeps_apart() -> None:
+    # Who reads what this program prints must not wait for us; nor a Popen of another thread, whose pipe a fork holds.
+    os.closerange(0, 1 << 16)
+    sleeps_for_ever()
+
+
 def pool(num_envs: int, env: str = "CartPole-v1") -> gym.vector.VectorEnv[Any, Any, Any]:
     """Class B: it resets itself."""
     return gym.make_vec(env, num_envs, "sync")
+
+
+def seeded_pool(num_envs: int, seeds: list[int], **options: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """A pool of EnvPool, made by a function of the user's own."""
+    import envpool
+
+    pool: gym.vector.VectorEnv[Any, Any, Any] = envpool.make(
+        "CartPole-v1", env_type="gymnasium", num_envs=num_envs, seed=seeds, **options
+    )
+    return pool
+
+
+def unseeded_pool(num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """All of its pools would have the same seeds."""
+    return seeded_pool(num_envs, [0] * num_envs)
 
 
 class Hanging(gym.vector.SyncVectorEnv):

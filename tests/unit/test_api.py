@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -323,7 +324,7 @@ def test_an_environment_of_ones_own(trained: hr.PPO) -> None:
 
 
 def test_an_evaluation_of_nothing_is_refused(trained: hr.PPO) -> None:
-    with pytest.raises(UsageError, match="n_eval_episodes: expected at least 1, got 0"):
+    with pytest.raises(UsageError, match="n_eval_episodes: expected a whole number of at least 1, got 0"):
         hr.evaluate_policy(trained, n_eval_episodes=0)
 
 
@@ -522,3 +523,19 @@ def test_a_gymnasium_id_with_its_module_and_one_registered_here() -> None:
 )
 def test_what_an_environment_is_called(source: Any, name: str) -> None:
     assert hr.EnvSpec(source).name == name
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def test_errors_that_users_catch_are_exported_and_documented() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "first-run.md").read_text()
+    exported = [name for name in hr.__all__ if name.endswith("Error")]
+    assert exported
+    for name in exported:
+        assert issubclass(getattr(hr, name), hr.HeadraceError)
+        assert f"`hr.{name}`" in guide
+    assert set(re.findall(r"`hr\.(\w+Error)`", guide)) == set(exported)
+    assert set(hr.__all__) <= set(dir(hr))
+    with pytest.raises(hr.UsageError, match="did you mean CartPole-v1"):
+        hr.PPO("MlpPolicy", "CartPole-v2")

@@ -185,6 +185,7 @@ def test_an_instance_trains_as_its_id_does_in_every_place() -> None:
     with hr.PPO("MlpPolicy", env, **SMALL | {"topology": "processes", "workers": 2}) as model:
         assert weights_of(model.learn(2 * ROLLOUT)) == bits
         assert "built anew from the spec" in model.plan()
+    assert hr.check_env(env).text().splitlines()[:4] == hr.check_env("CartPole-v1").text().splitlines()[:4]
     assert not env.get_wrapper_attr("has_reset")
     with hr.PPO("MlpPolicy", env, n_steps=16, batch_size=16) as model:
         assert model.parts.config.topology.n_envs == 1
@@ -253,9 +254,9 @@ def test_get_env_steps_as_sb3_does() -> None:
 def test_device() -> None:
     with hr.PPO("MlpPolicy", "CartPole-v1", device="cpu", **SMALL):
         pass
-    with pytest.raises(UsageError, match="device: expected cpu or auto, got 'cuda'"):
+    with pytest.raises(UsageError, match=r"device \(learner_device\): expected cpu, or .* got 'cuda'"):
         hr.PPO("MlpPolicy", "CartPole-v1", device="cuda", **SMALL)
-    with pytest.raises(UsageError, match="use_sde: state-dependent exploration is not built"):
+    with pytest.raises(UsageError, match="use_sde=True: state-dependent exploration is not built"):
         hr.PPO("MlpPolicy", "CartPole-v1", use_sde=True, **SMALL)
 
 
@@ -318,6 +319,7 @@ class Counts(hr.BaseCallback):
 
     def _on_step(self) -> bool:
         self.seen.append(self.num_timesteps)
+        self.calls.append("step")
         self.logger.record("mine/calls", self.n_calls)
         return self.num_timesteps < self._stop_at
 
@@ -358,8 +360,9 @@ def test_objects_functions_and_lists(tmp_path: Path) -> None:
     with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
         model.learn(2 * ROLLOUT, callback=[counts, [duck, records.append]], run_dir=tmp_path / "run")
     assert counts.seen == list(range(4, 2 * ROLLOUT + 1, 4))
+    steps = ["step"] * 16
     assert counts.calls == [
-        "training_start", "rollout_start", "rollout_end", "rollout_start", "rollout_end", "rollout_start",
+        "training_start", "rollout_start", *steps, "rollout_end", "rollout_start", *steps, "rollout_end",
         "training_end",
     ]  # fmt: skip
     assert duck.steps == 32
@@ -376,6 +379,7 @@ def test_an_object_ends_training_in_the_middle_of_a_rollout() -> None:
         assert model.result is not None
         assert model.result.exit_reason == "stopped by callback"
     assert counts.seen[-1] == ROLLOUT + 8
+    assert counts.calls[-2:] == ["step", "training_end"], "as in SB3, the rollout has no end then"
 
 
 def test_what_is_no_callback() -> None:
@@ -423,3 +427,130 @@ def test_training_stops_at_a_reward() -> None:
         assert model.num_timesteps == 2 * ROLLOUT
     with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model, pytest.raises(UsageError, match="callback_on_new_best"):
         model.learn(ROLLOUT, callback=hr.StopTrainingOnRewardThreshold(1.0))
+
+
+class Paid(Steady):
+    """A return of five, whatever is done."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *ends = super().step(action)
+        return obs, 1.0, *ends
+
+
+class Episodes(hr.BaseCallback):
+    """What SB3's users read in `locals`: which environments ended an episode in this row, and how it went."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[tuple[int, int, float, int]] = []
+
+    def _on_step(self) -> bool:
+        for index, (done, info) in enumerate(zip(self.locals["dones"], self.locals["infos"], strict=True)):
+            assert done == ("episode" in info)
+            if done:
+                self.ended.append((self.num_timesteps, index, info["episode"]["r"], info["episode"]["l"]))
+        return True
+
+
+@pytest.mark.parametrize("place", [{}, {"topology": "processes", "workers": 2}], ids=["inline", "processes"])
+def test_locals_have_the_episodes_at_the_row_where_they_ended(place: dict[str, Any], tmp_path: Path) -> None:
+    """Also in a model that goes on in the middle of its episodes; what there is not is said so."""
+    seen = Episodes()
+    with hr.PPO("MlpPolicy", Paid, **SMALL | place) as model:  # episodes of five steps, all at the same time
+        model.learn(2 * ROLLOUT, callback=seen)
+        model.save(tmp_path / "saved")
+        assert [episode["l"] for episode in model.ep_info_buffer] == [5] * 24
+    assert seen.ended == [(4 * row, env, 5.0, 5) for row in range(5, 33, 5) for env in range(4)]
+    with hr.PPO.load(tmp_path / "saved", env=Paid) as model:
+        again = Episodes()
+        model.learn(ROLLOUT, callback=again)
+        assert [one[0] for one in again.ended[::4]] == [4 * row for row in (35, 40, 45)]
+
+        class Rewards(hr.BaseCallback):
+            def _on_step(self) -> bool:
+                return bool(self.locals["rewards"])
+
+        with pytest.raises(
+            UsageError, match=r"locals\['rewards'\] is not there.*There are dones, infos, n_steps, record"
+        ):
+            model.learn(ROLLOUT, callback=Rewards())
+
+
+def test_a_function_of_locals_and_globals_is_called_for_every_row() -> None:
+    rows: list[int] = []
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        model.learn(ROLLOUT, callback=lambda locals_, globals_: rows.append(locals_["n_steps"]))
+        assert rows == list(range(16))
+        model.learn(10 * ROLLOUT, callback=lambda locals_, _: locals_["n_steps"] < 3)
+        assert model.num_timesteps == 2 * ROLLOUT
+
+
+def test_lists_of_callbacks_as_an_object() -> None:
+    counts, inner = Counts(), Counts(stop_at=ROLLOUT + 12)
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        model.learn(5 * ROLLOUT, callback=hr.CallbackList([counts, hr.CallbackList([inner])]))
+    assert counts.seen == inner.seen
+    assert counts.calls == inner.calls
+    assert counts.seen[-1] == ROLLOUT + 12
+    assert "time/fps" in counts.locals["record"]
+
+
+def test_further_reasons_to_stop() -> None:
+    with hr.PPO("MlpPolicy", Paid, **SMALL) as model:
+        model.learn(50 * ROLLOUT, callback=hr.StopTrainingOnMaxEpisodes(4))  # for each environment, so 16 in all
+        assert model.num_timesteps == 2 * ROLLOUT
+    every, counts = hr.EveryNTimesteps(40, inner := Counts()), Counts()
+    with hr.PPO("MlpPolicy", Paid, **SMALL) as model:
+        model.learn(2 * ROLLOUT, callback=[every, counts])
+    assert inner.seen == [40, 80, 120]
+    stale = hr.StopTrainingOnNoModelImprovement(max_no_improvement_evals=2, min_evals=1)
+    evaluations = hr.EvalCallback(callback_after_eval=stale, eval_freq=16, n_eval_episodes=1, verbose=0)
+    with hr.PPO("MlpPolicy", Paid, **SMALL) as model:  # its return is always 5
+        model.learn(50 * ROLLOUT, callback=evaluations)
+        assert model.num_timesteps == 4 * ROLLOUT
+    assert evaluations.evaluations_timesteps == [64, 128, 192, 256]
+    assert evaluations.evaluations_results == [[5.0]] * 4
+
+
+def test_means_of_what_callbacks_record() -> None:
+    class Means(hr.BaseCallback):
+        def _on_step(self) -> bool:
+            self.logger.record_mean("mine/row", self.locals["n_steps"])
+            return True
+
+    records: list[dict[str, float]] = []
+
+    class Last(hr.BaseCallback):
+        def _on_rollout_start(self) -> None:
+            records.append(dict(self.locals.get("record", {})))
+
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        model.learn(2 * ROLLOUT, callback=[Means(), Last()])
+        assert records[1]["mine/row"] == 7.5
+        with pytest.raises(UsageError, match=r"logger.record\('mine/text', ...\): expected a number, got str"):
+            model.logger.record("mine/text", "much")
+
+
+def test_checkpoint_callback_with_all_of_sb3s_arguments(tmp_path: Path) -> None:
+    hr.CheckpointCallback(8, str(tmp_path), "rl_model", False, False, 2)
+    with pytest.raises(UsageError, match="save_replay_buffer: there is none"):
+        hr.CheckpointCallback(8, str(tmp_path), save_replay_buffer=True)
+    for wrong in (0, "x", None):
+        with pytest.raises(UsageError, match="save_freq: expected a whole number"):
+            hr.CheckpointCallback(wrong, str(tmp_path))  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="eval_freq: expected a whole number"):
+            hr.EvalCallback(eval_freq=wrong)  # type: ignore[arg-type]
+
+
+def test_get_env_is_one_object_that_evaluate_policy_takes() -> None:
+    with hr.PPO("MlpPolicy", Paid, **SMALL) as model:
+        vec_env = model.get_env()
+        assert model.get_env() is vec_env
+        assert hr.evaluate_policy(model, vec_env, n_eval_episodes=6) == (5.0, 0.0)
+        rewards, lengths = hr.evaluate_policy(model, vec_env, n_eval_episodes=10, return_episode_rewards=True)
+        assert (rewards, lengths) == ([5.0] * 10, [5] * 10)
+        watched = hr.EvalCallback(vec_env, eval_freq=16, n_eval_episodes=4, verbose=0)
+        model.learn(ROLLOUT, callback=watched)
+        assert watched.last_mean_reward == 5.0
+        vec_env.close()
+        assert model.get_env() is not vec_env

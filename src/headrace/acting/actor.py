@@ -11,7 +11,6 @@ Does not know where slabs or weights come from, nor whether it runs in a thread,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,14 @@ import numpy.typing as npt
 
 from headrace.acting.culprit import Culprit
 from headrace.acting.inspection import Inspection
+from headrace.acting.stacked import Act, end_stacks, keeping
 from headrace.acting.start import Carry
 from headrace.clock import now_ns
 from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.memory.slab import Slab, Word
-from headrace.memory.spaces import Leaves
 from headrace.policies.noise import CounterNoise
 
 Array = npt.NDArray[Any]
-Act = Callable[[int, Leaves, Array, Array], int]
-"""(row, obs [B, ...], noise [B, width], out [B, ...]) -> the version of the policy that acted."""
 
 
 class Actor:
@@ -54,7 +51,9 @@ class Actor:
         started = now_ns()
         slab.header[Word.STARTED_NS] = started
         for name, leaf in carry.obs.items():
-            slab.obs[name][0] = leaf
+            slab.rows[0].obs[name][...] = leaf
+        if slab.stacks is not None:
+            act = keeping(slab.stacks, act)
         noise = self._noise.draw(carry.noise_counter, slab.schema.n_steps)
         t = 0
 
@@ -85,11 +84,13 @@ class Actor:
             if earlier is None:
                 raise
             raise earlier from error  # the policy failed, for a NaN that it was given
+        if slab.stacks is not None:
+            end_stacks(slab, slab.stacks, self._culprit)
         self._inspect(slab)
         counter = carry.noise_counter + (drawn if self._envs.skips_rows else slab.schema.n_steps)
         slab.noise_counter[:] = counter
         for name, leaf in carry.obs.items():
-            leaf[...] = slab.last_obs[name]
+            leaf[...] = slab.rows[-1].next_obs[name]
         carry.noise_counter = counter
         slab.header[Word.ENV_NS : Word.IDLE_NS] = env_ns, act_ns, setup_ns + now_ns() - mark
 

@@ -8,7 +8,7 @@ Runs only when something fails, but for `is_finite`. Does not know policies or p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,10 @@ Array = npt.NDArray[Any]
 _ADVICE = ". Mend the environment, clip in a wrapper, or choose nan_policy=drop or clamp"
 
 
-def is_finite(slab: Slab) -> bool:
-    """Whether every number that the environments gave is one."""
-    arrays = [slab.reward, *slab.obs.values(), *slab.last_obs.values(), *slab.final_obs.values()]
-    return all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in arrays)
+def is_finite(slab: Slab, but: Container[str] = ()) -> bool:
+    """Whether every number that the environments gave is one; some leaves may be looked at elsewhere (`but`)."""
+    leaves = (leaf for name in slab.schema.leaves if name not in but for leaf in slab.shown(name))
+    return all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in (slab.reward, *leaves))
 
 
 class Culprit:

@@ -32,12 +32,12 @@ class Inspection:
 
     def __init__(self, culprit: Culprit, envs: VectorEnv, out_of_bounds: str = "warn") -> None:
         self._culprit, self._refuses = culprit, out_of_bounds == "refuse"
-        self._outside = Outside(envs.observation_space) if out_of_bounds != "ignore" else None
+        self._outside = Outside(None if out_of_bounds == "ignore" else envs.observation_space)
         self._mended = envs if isinstance(envs, Mended) else None
 
     def __call__(self, slab: Slab) -> None:
         """Refuse a slab, or note what there is to say of it."""
-        if not is_finite(slab) or self._mended is not None or (self._outside is not None and self._outside.any(slab)):
+        if self._mended is not None or not is_finite(slab, self._outside.finite) or self._outside.any(slab):
             self._look_closer(slab)
 
     def _look_closer(self, slab: Slab) -> None:
@@ -49,23 +49,30 @@ class Inspection:
             slab.header[Word.CLAMPED : Word.OUTSIDE] = notes.clamped, notes.dropped, dropped, position, episode, step
         if not is_finite(slab):
             raise self._culprit.not_finite(slab, slab.schema.n_steps)
-        if self._outside is not None and self._outside.any(slab):
+        if self._outside.any(slab):
             if self._refuses:
                 raise EnvError(self._outside.text(slab, self._culprit))
             slab.header[Word.OUTSIDE] = 1
-            self._outside = None  # one warning is enough
+            self._outside = Outside(None)  # one warning is enough
 
 
 class Outside:
-    """Observations that lie outside of their Box. Choices are looked at in every row: they would be encoded wrongly."""
+    """Observations that lie outside of their Box; of no space, none do. Choices are looked at in every row."""
 
-    def __init__(self, space: ObservationSpace) -> None:
-        found = ((name, _bounds_to_check(leaf)) for name, leaf in leaves_of(space).items())
-        self._bounds = [(name, *both) for name, both in found if both is not None]
+    def __init__(self, space: ObservationSpace | None) -> None:
+        leaves = {} if space is None else leaves_of(space)
+        found = {name: _bounds_to_check(leaf) for name, leaf in leaves.items()}
+        self._bounds = [(name, *both) for name, both in found.items() if both is not None]
+        single = {name: low.ndim == high.ndim == 0 for name, low, high in self._bounds}
+        self._looks = [
+            (_beyond_one if single[name] else _beyond_each, name, low, high) for name, low, high in self._bounds
+        ]
+        self.finite = [name for name, *both in self._bounds if single[name] and np.isfinite(both).all()]
+        """Leaves in which `any` finds a NaN or an infinity, too, so nothing else has to look for one."""
 
     def any(self, slab: Slab) -> bool:
         """Whether one does."""
-        return any(_is_outside(slab, *one) for one in self._bounds)
+        return any(is_beyond(slab.shown(name), low, high) for is_beyond, name, low, high in self._looks)
 
     def text(self, slab: Slab, culprit: Culprit) -> str:
         """The first one, in words: with the step that returned it."""
@@ -96,8 +103,12 @@ def drop_whole_episodes(slab: Slab) -> None:
         slab.header[Word.FINAL_COUNT] = keep.sum()
 
 
-def _is_outside(slab: Slab, name: str, low: Array, high: Array) -> bool:
-    return any((x < low).any() or (x > high).any() for x in (slab.obs[name], slab.last_obs[name], slab.final_obs[name]))
+def _beyond_each(arrays: list[Array], low: Array, high: Array) -> bool:
+    return any((x < low).any() or (x > high).any() for x in arrays)
+
+
+def _beyond_one(arrays: list[Array], low: Array, high: Array) -> bool:
+    return not all(low <= x.min() and x.max() <= high for x in arrays)  # half the time; a NaN is beyond
 
 
 def _placed(slab: Slab, name: str, culprit: Culprit) -> Iterator[tuple[Callable[[int], str], Array]]:

@@ -19,10 +19,10 @@ _MOST_SEED = 1 << 64
 # What is carried out; all else is refused unless it says what happens anyway.
 _SUPPORTED = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "seed", "temperature", "logprobs",
-    "return_token_ids", "stop_token_ids",
+    "return_token_ids", "stop_token_ids", "top_p", "top_k",
 }  # fmt: skip
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "stream": (False,), "echo": (False,), "top_p": (1, 1.0), "top_k": (-1, 0),
+    "n": (1,), "best_of": (1,), "stream": (False,), "echo": (False,),
     "min_p": (0, 0.0), "presence_penalty": (0, 0.0), "frequency_penalty": (0, 0.0), "repetition_penalty": (1, 1.0),
     "logit_bias": ({},), "suffix": ("",), "stop": ([], ""), "tools": ([],), "tool_choice": ("none",),
     "response_format": ({"type": "text"},), "top_logprobs": (0,), "ignore_eos": (False,),
@@ -52,11 +52,11 @@ def read_request(body: bytes, engine: Engine, is_chat: bool) -> tuple[Request, d
     seed = _whole(asked, "seed", 0, _MOST_SEED - 1, random.getrandbits(63))
     limit = "max_tokens" if "max_tokens" in asked else "max_completion_tokens"
     max_tokens = _whole(asked, limit, 1, 1 << 31, 16)
-    temperature = asked.get("temperature", 1.0)
-    is_number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
-    if not is_number or not 0 <= temperature <= 1e6:
-        raise RefusedError(400, f"temperature: expected a number from 0 to 1e6, got {temperature!r}", "temperature")
-    return Request(0, 0, 0, ids, max_tokens, seed, float(temperature)), asked
+    temperature = _number(asked, "temperature", 0, 1e6)
+    top_p, top_k = _number(asked, "top_p", 0, 1), _whole(asked, "top_k", -1, 1 << 31, 0)
+    if top_p == 0:
+        raise RefusedError(400, "top_p: expected a number above 0, and at most 1, got 0", "top_p")
+    return Request(0, 0, 0, ids, max_tokens, seed, temperature, top_p=top_p, top_k=top_k), asked
 
 
 def _require_supported(asked: dict[str, Any], engine: Engine) -> None:
@@ -115,3 +115,10 @@ def _whole(asked: dict[str, Any], name: str, least: int, most: int, default: int
     if type(value) is not int or not least <= value <= most:
         raise RefusedError(400, f"{name}: expected a whole number from {least} to {most}, got {str(value)[:80]}", name)
     return value
+
+
+def _number(asked: dict[str, Any], name: str, least: float, most: float) -> float:
+    value = asked.get(name, 1.0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise RefusedError(400, f"{name}: expected a number from {least:g} to {most:g}, got {str(value)[:80]}", name)
+    return float(value)

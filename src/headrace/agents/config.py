@@ -78,6 +78,8 @@ _KNOWN: dict[str, Any] = {
     "agent_proxy.max_context": 4096,
     "agent_proxy.max_tokens": 128,
     "agent_proxy.temperature": 1.0,
+    "agent_proxy.top_p": 1.0,
+    "agent_proxy.top_k": 0,
     "agent_proxy.system": "",
     "agent_proxy.answers": "tags",
     "es_manager.format_penalty": -0.1,
@@ -114,6 +116,7 @@ _KNOWN: dict[str, Any] = {
 }
 # Whole numbers that nothing below looks at, and the least of each.
 _WHOLE = {
+    "agent_proxy.top_k": -1,
     "seed": 0,
     "agent_proxy.parallel_n_jobs": -1,
     "es_manager.train.env_groups": 1,
@@ -280,7 +283,7 @@ def _config(values: dict[str, Any], custom: Mapping[str, Any]) -> AgentsConfig:
     rules = Rules(
         **{name: proxy[name] for name in (
             "max_turn", "max_actions_per_turn", "max_tokens", "max_context", "enable_think", "action_sep",
-            "temperature", "system", "answers",
+            "temperature", "top_p", "top_k", "system", "answers",
         )},
         format_penalty=values["es_manager.format_penalty"],
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The desk in the parent: hands groups to workers that pull, takes them back, and looks after the workers.
 
-    worker: join · pull -> Future[Ticket | None] · beat(waits) · done(group) · leave · died(how)      from any thread
+    worker: join · pull -> Future[Ticket | None] · beat · over · done(group) · leave · died(how)      from any thread
     reader: groups(hosts) -> every group once; while none comes, workers that died are started again
 
 The decisions are made elsewhere, in plain data: which group, by the scheduler; which worker is replaced, and when to
@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
-from headrace.agents.engines.protocol import Engine
+from headrace.agents.engines.protocol import Draining, Engine
 from headrace.agents.limits import Limits
 from headrace.agents.plan import Ticket
 from headrace.agents.records import WORKER, Failure, Group
@@ -41,6 +41,10 @@ logger = logging.getLogger(__name__)
 
 class NoWorkersError(HeadraceError):
     """The workers could not be started: what is left can be played in another way."""
+
+
+class MoveError(NoWorkersError):
+    """What is left is better played in another way, by workers of another kind."""
 
 
 class WorkersLostError(HeadraceError):
@@ -73,6 +77,7 @@ class Desk:
         is_fragile: bool = False,
     ) -> None:
         self._scheduler, self._engine = scheduler, engine
+        self._draining = engine if isinstance(engine, Draining) else None
         self._most_live = most_live  # groups at one time
         self._limits = limits or Limits()
         self._is_fragile = is_fragile  # one death ends all workers: no worker gets a group until all are back
@@ -95,6 +100,7 @@ class Desk:
         self._groups: queue.SimpleQueue[Group] = queue.SimpleQueue()
         self._active = num_workers  # workers below this number get groups
         self._group_size = 1
+        self._over: dict[int, int] = {}  # group in play -> episodes of it that ask nothing more
         self._progress_s = now_s()
         self._is_closed = False
 
@@ -138,12 +144,19 @@ class Desk:
         _resolve(granted)
         return future
 
+    def over(self, number: int) -> None:
+        """An episode of this group asks nothing more: an engine need not wait for it."""
+        with self._lock:
+            self._over[number] = self._over.get(number, 0) + 1
+            self._expect()
+
     def done(self, worker: int, group: Group) -> None:
         """A group came back; one that was given up in the meantime is dropped: it has been dealt with."""
         with self._lock:
             self._progress_s = now_s()
+            self._over.pop(group.number, None)
             self._handle(supervision.Done(worker))
-            if self._scheduler.finished(group.number, group.seconds):
+            if not self._is_closed and self._scheduler.finished(group.number, group.seconds):
                 self._groups.put(replace(group, worker=worker))
                 what = (group.number, group.tag, group.status, worker, group.seconds)
                 logger.info("group %d (%s) %s by worker %d after %.2f s", *what)
@@ -175,6 +188,7 @@ class Desk:
                     reported_s = now_s()
                     logger.warning("no progress for %.0f s: %s", quiet_s, self._explain())
         except NoWorkersError:
+            self._close()  # first: what comes back from now on is played again
             yield from self._finished()
             raise
         except WorkersLostError as error:
@@ -254,6 +268,8 @@ class Desk:
     def _requeue(self, worker: int, how: str) -> None:
         is_blamed = not (self._is_fragile and self._to_start)
         running = self._scheduler.running_of(worker)
+        for ticket in running:
+            self._over.pop(ticket.number, None)
         given_up = self._scheduler.lost(worker, is_blamed)
         for ticket in given_up:
             self._groups.put(failed_group(ticket, Failure(WORKER, how), worker))
@@ -310,9 +326,14 @@ class Desk:
                 logger.info("group %d (%s) goes to worker %d", ticket.number, ticket.tag, worker)
                 granted.append((future, ticket))
         self._pulls = kept
-        to_come = min(self._most_live, self._scheduler.num_running + self._scheduler.num_waiting)
-        self._engine.expect(to_come * self._group_size)
+        self._expect()
         return granted
+
+    def _expect(self) -> None:
+        to_come = (self._scheduler.num_running + self._scheduler.num_waiting) * self._group_size
+        self._engine.expect(min(self._most_live * self._group_size, to_come - sum(self._over.values())))
+        if self._draining is not None:
+            self._draining.drain(not self._scheduler.has_more)
 
 
 def _resolve(granted: Granted) -> None:

@@ -39,8 +39,7 @@ from headrace.agents.records import (
 )
 from headrace.agents.tool_calls import Said, Toolbox, for_server
 
-_WITH_THINKING = re.compile(r"\s*<think>.*?</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
-_ANSWER_ONLY = re.compile(r"\s*<answer>(.*?)</answer>\s*", re.DOTALL)
+_THINKS, _ANSWERS, _GOES_ON = (re.compile(one) for one in (r"\s*<think>", r"\s*<answer>", r"</think>\s*<answer>"))
 
 
 class Play:
@@ -165,7 +164,7 @@ class Play:
         messages = tuple(map(for_server, self._conversation.messages)) if self._is_text_only else ()
         return Request(
             self._ticket.number, self._member, turn, ids, rules.max_tokens, self._sampling_seed(turn),
-            rules.temperature, messages, self._conversation.tools if messages else (),
+            rules.temperature, messages, self._conversation.tools if messages else (), rules.top_p, rules.top_k,
         )  # fmt: skip
 
     def _format(self, turn: int) -> str:
@@ -300,6 +299,17 @@ class Answer:
         return not self.complaint
 
 
+def answered(text: str, has_thinking: bool) -> str | None:
+    """What lies between <answer> and </answer>, if that is all there is; in one pass, for models that repeat tags."""
+    start = (_THINKS if has_thinking else _ANSWERS).match(text)
+    if start is not None and has_thinking:
+        start = _GOES_ON.search(text, start.end())
+    inside = text.rstrip().removesuffix("</answer>")
+    if start is None or len(inside) < start.end() or len(inside) == len(text.rstrip()):
+        return None
+    return inside[start.end() :]
+
+
 def parse(
     text: str,
     has_thinking: bool,
@@ -309,11 +319,11 @@ def parse(
     form: TextForm | None = None,
 ) -> Answer:
     """The actions of one answer, at most so many; names in the environment's own spelling where it has a list."""
-    found = (_WITH_THINKING if has_thinking else _ANSWER_ONLY).fullmatch(text)
+    found = answered(text, has_thinking)
     if found is None:
         wanted = "<think>...</think><answer>...</answer>" if has_thinking else "<answer>...</answer>"
         return Answer((), f"expected {wanted} and nothing else")
-    words = [word.strip() for word in found.group(1).split(separator)]
+    words = [word.strip() for word in found.split(separator)]
     actions = [word for word in words if word][:most_actions]
     if not actions:
         return Answer((), "the answer holds no action")

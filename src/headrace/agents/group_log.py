@@ -136,6 +136,9 @@ def read_groups(path: Path) -> list[Group]:
         raise UsageError(f"{path}: expected the groups.jsonl of a rollout: {type(error).__name__}: {error}") from error
 
 
+_LATER: dict[str, tuple[Any, ...]] = {"answers": ("tags",), "top_p": (1,), "top_k": (0, -1)}
+
+
 def identity_of(plan: GroupPlan, engine: Engine) -> dict[str, Any]:
     """What a log must agree with to be a run's: whatever its groups are a function of, but the weights."""
     codec = json.dumps(describe(engine.codec), sort_keys=True)
@@ -144,8 +147,8 @@ def identity_of(plan: GroupPlan, engine: Engine) -> dict[str, Any]:
         "group_size": plan.group_size,
         "n_groups": list(plan.n_groups),
         "envs": [[spec.tag, _name_of(spec.factory), _plain(spec.options), _plain(spec.limits)] for spec in plan.envs],
-        # Logs that were written before there were tool calls are still those of runs without them.
-        "rules": {name: one for name, one in vars(plan.rules).items() if (name, one) != ("answers", "tags")},
+        # Logs that were written before there were these rules are still those of runs without them.
+        "rules": {name: one for name, one in vars(plan.rules).items() if one not in _LATER.get(name, ())},
         "codec": hashlib.sha256(codec.encode()).hexdigest()[:16],
         "is_text_only": engine.is_text_only,
     }

@@ -11,7 +11,6 @@ workers are started, and when, is the desk's decision.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -24,8 +23,9 @@ import cloudpickle
 
 from headrace.agents.desk import Desk, NoWorkersError
 from headrace.agents.engines.protocol import Engine
-from headrace.agents.ports import Hub, MemoryPort, SocketPort
-from headrace.agents.worker import WorkerBrief, work
+from headrace.agents.ports import Hub, MemoryPort, OnStep, SocketPort
+from headrace.agents.worker import Worker, WorkerBrief
+from headrace.clock import now_s
 from headrace.runtime.life import Life, bind_one_of_many
 
 _END_S = 10.0  # for workers to end
@@ -36,12 +36,14 @@ logger = logging.getLogger(__name__)
 class JoblibHosts:
     """The workers of one call of run(), by one of joblib's backends."""
 
-    def __init__(self, backend: str, brief: WorkerBrief, desk: Desk, engine: Engine) -> None:
+    def __init__(
+        self, backend: str, brief: WorkerBrief, desk: Desk, engine: Engine, on_step: OnStep | None = None
+    ) -> None:
         self._backend, self._brief = backend, brief
-        self._desk, self._engine = desk, engine
+        self._desk, self._engine, self._on_step = desk, engine, on_step
         self._hub: Hub | None = None
         self._pickled = b""
-        self._calls: list[_JoblibCall] = []
+        self._calls: list[_JoblibCall | _Threads] = []
         self._stops: dict[int, Callable[[], None]] = {}  # of workers in threads
         self._life: Life | None = None  # of workers in processes
         self._line: Any = None  # their end of it
@@ -53,17 +55,16 @@ class JoblibHosts:
 
     def start(self, workers: Sequence[tuple[int, int]]) -> None:
         """Start some workers, each in its so-manieth life; NoWorkersError if that can't be."""
+        if self._backend == "threading":
+            self._calls.append(_Threads(workers, self._host))
+            return
         from joblib import delayed
 
-        if self._backend == "threading":
-            what = (self._brief, self._desk, self._engine, self._stops)
-            tasks = [delayed(_host_in_thread)(*who, *what) for who in workers]
-        else:
-            hub = self._hub = self._hub or self._open_hub()
-            if self._life is None:
-                self._life = Life()
-                self._line = self._life.for_many()
-            tasks = [delayed(host_in_process)(hub.address, hub.key, *who, self._pickled) for who in workers]
+        hub = self._hub = self._hub or self._open_hub()
+        if self._life is None:
+            self._life = Life()
+            self._line = self._life.for_many()
+        tasks = [delayed(host_in_process)(hub.address, hub.key, *who, self._pickled) for who in workers]
         self._calls.append(_JoblibCall(self._backend, workers, tasks, self._desk.died, self._line))
 
     def may_start(self, workers: Sequence[int]) -> bool:
@@ -74,8 +75,7 @@ class JoblibHosts:
         """SIGKILL for a process; a thread can't be ended."""
         pid = self.pids.get(worker)
         if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _end_process(pid)
         return pid is not None
 
     def close(self, is_finished: bool) -> None:
@@ -94,12 +94,33 @@ class JoblibHosts:
             self._life.end()
             self._line.close()
 
+    def _host(self, worker: int, life: int) -> None:
+        """A worker's life in a thread."""
+        desk = self._desk
+        one = Worker(worker, self._brief, MemoryPort(worker, desk, self._engine, self._on_step))
+        self._stops[worker] = one.stop
+        desk.join(worker, life)
+        try:
+            one.run()
+        except BaseException as error:
+            logger.exception("worker %d failed", worker)
+            desk.died(worker, life, f"{type(error).__name__}: {error}")
+        else:
+            desk.leave(worker, life)
+
     def _open_hub(self) -> Hub:
         try:
             self._pickled = cloudpickle.dumps(self._brief)
         except Exception as error:
             raise NoWorkersError(f"what workers need can't be pickled: {type(error).__name__}: {error}") from error
-        return Hub(self._desk, self._engine)
+        if self._backend == "loky":  # its call has to fail before there can be another
+            return Hub(self._desk, self._engine, _end_process)
+        return Hub(self._desk, self._engine)  # the task ends; its process may hold a lock of the pool, and is let be
+
+
+def _end_process(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 class _JoblibCall:
@@ -183,7 +204,9 @@ def _patient_pool(line: Any = None) -> Any:
     class PatientPool(MultiprocessingBackend):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self._answers: list[Callable[[Any], None]] = []
+            self._lock = threading.Lock()
+            self._open: dict[object, Callable[[Any], None]] = {}  # tasks without an answer
+            self._is_given_up = False
 
         def configure(self, *args: Any, **options: Any) -> Any:
             """Start them."""
@@ -191,20 +214,27 @@ def _patient_pool(line: Any = None) -> Any:
 
         def submit(self, func: Any, callback: Any = None) -> Any:
             """As joblib's own, with a second way to answer."""
-            is_answered = threading.Event()
+            task = object()
 
             def answer(out: Any) -> None:
-                if not is_answered.is_set():
-                    is_answered.set()
+                if self._open.pop(task, None) is not None:
                     callback(out)
 
-            self._answers.append(answer)
+            with self._lock:
+                self._open[task] = callback
+                is_given_up = self._is_given_up
+            if is_given_up:  # it was while the pool started
+                return answer([None])
             return super().submit(func, answer)
 
         def give_up(self) -> None:
-            """What has not been answered by now is over."""
-            for answer in self._answers:
-                answer([None])
+            """What has not been answered by now is over, and what is submitted later."""
+            with self._lock:
+                self._is_given_up = True
+                left = list(self._open)
+            for task in left:
+                if (callback := self._open.pop(task, None)) is not None:
+                    callback([None])
 
     return PatientPool()
 
@@ -214,37 +244,40 @@ def _bound_to(line: Any) -> dict[str, Any]:
     return {} if line is None else {"initializer": bind_one_of_many, "initargs": (line,)}
 
 
-def _host_in_thread(
-    worker: int, life: int, brief: WorkerBrief, desk: Desk, engine: Engine, stops: dict[int, Callable[[], None]]
-) -> None:
-    def open_port() -> MemoryPort:
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
-        stops[worker] = lambda: _cancel(loop, task)
-        return MemoryPort(worker, desk, engine)
+class _Threads:
+    """Workers in threads of this process."""
 
-    desk.join(worker, life)
-    try:
-        asyncio.run(work(worker, brief, open_port))
-    except asyncio.CancelledError:
-        desk.leave(worker, life)
-    except BaseException as error:
-        logger.exception("worker %d failed", worker)
-        desk.died(worker, life, f"{type(error).__name__}: {error}")
-    else:
-        desk.leave(worker, life)
+    def __init__(self, workers: Sequence[tuple[int, int]], host: Callable[[int, int], None]) -> None:
+        self.workers = [worker for worker, _ in workers]
+        self._threads = [threading.Thread(target=host, args=one, name="agents-worker", daemon=True) for one in workers]
+        for thread in self._threads:
+            thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether some of them are."""
+        return any(thread.is_alive() for thread in self._threads)
 
-def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
-    with contextlib.suppress(RuntimeError):  # it has ended already
-        loop.call_soon_threadsafe(task.cancel)
+    def join(self, patience_s: float, has_lost: bool) -> bool:
+        """Wait until all have ended."""
+        deadline = now_s() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - now_s()))
+        return not self.is_running
 
 
 def host_in_process(address: str, key: bytes, worker: int, life: int, pickled: bytes) -> None:
     """What joblib runs in a process: a worker with a socket to the hub. Ends when the parent hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     brief = cloudpickle.loads(pickled)
-    try:
-        asyncio.run(work(worker, brief, lambda: SocketPort(address, key, worker, life)))
-    except* (ConnectionError, asyncio.CancelledError):
-        pass  # the parent hung up: it needs nothing more of us
+    with contextlib.suppress(ConnectionError):  # the parent hung up: it needs nothing more of us
+        port = SocketPort(address, key, worker, life)
+        try:
+            Worker(worker, brief, port).run()
+        except ConnectionError:
+            raise
+        except BaseException as error:  # not for joblib, whose call would fail, and with it all other workers
+            logger.exception("worker %d failed", worker)
+            port.close(f"{type(error).__name__}: {error}")
+        else:
+            port.close()

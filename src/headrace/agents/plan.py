@@ -41,6 +41,10 @@ class Rules:
     """Added to the reward of a turn whose answer is invalid; the environment does not move."""
     temperature: float = 1.0
     """Of sampling."""
+    top_p: float = 1.0
+    """Tokens are drawn from the likeliest that together have this share; 1: from all."""
+    top_k: int = 0
+    """Tokens are drawn from so many of the likeliest; 0 or -1: from all."""
     system: str = ""
     """A system message before the first question; none if empty."""
     answers: str = "tags"
@@ -49,7 +53,10 @@ class Rules:
 
     def __post_init__(self) -> None:
         whole = ("max_turn", "max_actions_per_turn", "max_actions_per_traj", "max_tokens", "max_context")
-        require_types(self, {int: whole, float: ("format_penalty", "temperature"), str: ("action_sep", "system")})
+        require_types(
+            self,
+            {int: (*whole, "top_k"), float: ("format_penalty", "temperature", "top_p"), str: ("action_sep", "system")},
+        )
         for name in whole:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
@@ -61,6 +68,10 @@ class Rules:
             raise UsageError(f"answers: expected one of {', '.join(ANSWERS)}, got {self.answers!r}")
         if self.temperature < 0:
             raise UsageError(f"temperature: expected 0 or more, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p: expected a number above 0, and at most 1, got {self.top_p}")
+        if self.top_k < -1:
+            raise UsageError(f"top_k: expected at least 1, or 0 or -1 for all tokens, got {self.top_k}")
 
 
 @dataclass(frozen=True)

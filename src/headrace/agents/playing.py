@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from headrace.agents import lock_step, ways
-from headrace.agents.desk import Desk, NoWorkersError
+from headrace.agents.desk import Desk, MoveError, NoWorkersError
 from headrace.agents.engines.protocol import Engine, EngineStatistics
 from headrace.agents.group_log import GroupLog
 from headrace.agents.hosts import JoblibHosts
@@ -76,7 +76,8 @@ class Playing:
     def __init__(self, stage: Stage, log: GroupLog | None = None) -> None:
         self._stage, self._log = stage, log
         self._numbers, self.ledger = Numbers(), Ledger()
-        self._step_times: list[ways.StepTime | None] | None = None
+        self._looks: list[ways.StepTime | None] | None = None  # at environments, by auto
+        self._does_compute = False  # they do, by what was seen while they were played
         self._desk: Desk | None = None
         self._hosts: JoblibHosts | None = None
         self.choice: ways.Way | None = None
@@ -191,14 +192,18 @@ class Playing:
         scheduler = Scheduler(tickets, limits.attempts, self.ledger, self._stage.pace, rounds, most_out)
         learner = _LearnerWatch(scheduler, self._stage.engine, limits.publish_s)
         try:
-            if way.backend in ways.BACKENDS:
+            while way.backend in ways.BACKENDS:
                 try:
                     yield from self._by_workers(way, groups, scheduler, learner)
                     return
+                except MoveError:
+                    way = self.choice = self._choose(groups)
+                    logger.info("%s; groups in play begin again there", way.reason)
                 except NoWorkersError as error:
                     logger.warning(
                         "parallel rollouts are not possible (%s); going on sequentially with the same seeds", error
                     )
+                    break
             yield from self._in_lock_step(way.backend == "lock-step", scheduler, learner)
         finally:
             scheduler.close()
@@ -217,10 +222,15 @@ class Playing:
             stage.reusable,
             most_live,
         )
-        hosts = self._hosts = JoblibHosts(way.backend, brief, desk, engine)
+        computing = ways.Computing()
+        hosts = self._hosts = JoblibHosts(way.backend, brief, desk, engine, computing.stepped)
         adapting = ways.Adapting(desk, engine, way.n_jobs) if stage.n_jobs == -1 else None
+        may_move = stage.backend == "auto" and self._choose(groups, does_compute=True).backend != way.backend
 
         def meanwhile() -> bool:
+            if may_move and computing.is_heavy:
+                self._does_compute = True
+                raise MoveError("environments keep the interpreter busy")
             if adapting is not None:
                 adapting.look()
             return learner.is_waited_for() or _require_servers(engine)
@@ -250,16 +260,16 @@ class Playing:
                     yield self._taken(group, scheduler.handed_over)
             learner.wait()
 
-    def _choose(self, groups: int) -> ways.Way:
+    def _choose(self, groups: int, does_compute: bool = False) -> ways.Way:
         stage = self._stage
         if stage.backend not in ("auto", *ways.BACKENDS):
             return ways.Way(stage.backend, 1, f"{stage.backend}: asked for")
         if stage.backend != "auto":
             workers = stage.n_jobs if stage.n_jobs > 0 else ways.cores()
             return ways.Way(stage.backend, max(1, workers), f"{stage.backend}, n_jobs={workers}: asked for")
-        if self._step_times is None:
-            self._step_times = [ways.measure(spec, stage.limits.env_s) for spec in stage.plan.envs]
-        return ways.choose(self._step_times, stage.n_jobs, groups, getattr(stage.engine, "is_in_process", False))
+        if self._looks is None:
+            self._looks = [ways.look(spec) for spec in stage.plan.envs]
+        return ways.choose(self._looks, stage.n_jobs, groups, does_compute or self._does_compute)
 
     def _taken(self, group: Group, hand_over: Callable[[Group], None]) -> Group:
         """Judged, handed over and counted: weights may have moved on while it was played."""

@@ -1,18 +1,17 @@
 """A worker's way out: to the desk and the engine of this process, or over a socket to those of the parent.
 
-    MemoryPort, in a thread:   pull · generate · done · beat ──> desk, engine
-    SocketPort, in a process:  {"pull"} {"generate": request} {"forget": question} {"done": group} {"beat"}
+    MemoryPort, in a thread:   pull · generate · over · done · beat ──> desk, engine
+    SocketPort, in a process:  {"pull"} {"generate": request} {"forget": question} {"over"} {"done": group} {"beat"}
                                    ──unix socket, JSON──> Hub: desk, engine ──{"answer"}──> SocketPort
 
 Nothing is unpickled from the socket: frames are JSON, the socket lies in a directory of the user's own and asks for a
 key. Every caller is asked in a thread of its own and has a few seconds to answer: one that says nothing, or nonsense,
-keeps no worker waiting. A worker that dies closes its connection, and that is how the hub knows. A worker whose parent
-is gone ends.
+keeps no worker waiting. A worker that dies closes its connection, and that is how the hub knows; one that lost its
+connection and lives is as good as dead. A worker whose parent is gone ends.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -25,9 +24,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from multiprocessing.connection import Client, Listener, answer_challenge, deliver_challenge
-from typing import Any
+from typing import Any, TypeVar
 
-from headrace.agents.callers import Bridge, awaited
 from headrace.agents.desk import Desk
 from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.plan import Ticket
@@ -35,7 +33,9 @@ from headrace.agents.records import ENGINE, EpisodeError, Group, decode, encode
 from headrace.runtime.folder import Folder
 from headrace.runtime.line import Line
 
+T = TypeVar("T")
 Reply = Callable[[int, Any], None]
+OnStep = Callable[[str, float, float], None]  # tag, seconds, of them computing
 
 _KEY_S = 10.0  # for a caller to show that it knows the key
 _WAITING = 128  # callers that the kernel keeps until they are accepted
@@ -47,22 +47,25 @@ logger = logging.getLogger(__name__)
 class MemoryPort:
     """Without a wire, for a worker in a thread."""
 
-    def __init__(self, worker: int, desk: Desk, engine: Engine) -> None:
-        self._worker, self._desk, self._engine = worker, desk, engine
-        self._bridge = Bridge()
+    def __init__(self, worker: int, desk: Desk, engine: Engine, on_step: OnStep | None = None) -> None:
+        self._worker, self._desk, self._engine, self._on_step = worker, desk, engine, on_step
 
-    async def pull(self) -> Ticket | None:
+    def pull(self) -> Future[Ticket | None]:
         """From the desk."""
-        return await self._bridge.result(self._desk.pull(self._worker))
+        return self._desk.pull(self._worker)
 
-    async def generate(self, request: Request, limit_s: float) -> Completion:
-        """From the engine; an answer that is not waited for any more need not be given."""
-        future = self._engine.submit(request)
-        try:
-            return await self._bridge.result(future, limit_s)
-        except (asyncio.CancelledError, TimeoutError):
-            future.cancel()
-            raise
+    def generate(self, request: Request) -> Future[Completion]:
+        """From the engine."""
+        return self._engine.submit(request)
+
+    def stepped(self, tag: str, step_s: float, computing_s: float) -> None:
+        """To those who choose the way to play."""
+        if self._on_step is not None:
+            self._on_step(tag, step_s, computing_s)
+
+    def over(self, number: int) -> None:
+        """To the desk."""
+        self._desk.over(number)
 
     def done(self, group: Group) -> None:
         """To the desk."""
@@ -84,25 +87,28 @@ class SocketPort:
             self._line = Line(Client(address, "AF_UNIX", authkey=key))
         except EOFError:  # it closes
             raise ConnectionResetError("the parent is gone") from None
-        self._loop, self._bridge = asyncio.get_running_loop(), Bridge()
-        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._pending: dict[int, Callable[[Any], None]] = {}
         self._count = 0
         self._is_gone = False
         self._send({"hello": worker, "life": life, "pid": os.getpid()})
         self._reader = threading.Thread(target=self._read, name="port-reader", daemon=True)
         self._reader.start()
 
-    async def pull(self) -> Ticket | None:
+    def pull(self) -> Future[Ticket | None]:
         """From the hub."""
-        ticket = await self._ask({"pull": True})
-        return None if ticket is None else Ticket(**ticket)
+        return self._ask({"pull": True}, lambda answer: None if answer is None else Ticket(**answer))
 
-    async def generate(self, request: Request, limit_s: float) -> Completion:
+    def generate(self, request: Request) -> Future[Completion]:
         """Through the hub."""
-        answer = await self._ask({"generate": vars(request) | {"ids": list(request.ids)}}, limit_s)
-        if "failure" in answer:
-            raise EpisodeError(answer["failure"], answer["message"])
-        return Completion(**answer)
+        return self._ask({"generate": vars(request) | {"ids": list(request.ids)}}, _completion)
+
+    def stepped(self, tag: str, step_s: float, computing_s: float) -> None:
+        """Of no interest: the way to play was chosen."""
+
+    def over(self, number: int) -> None:
+        """To the hub."""
+        self._send({"over": number})
 
     def done(self, group: Group) -> None:
         """To the hub."""
@@ -112,55 +118,75 @@ class SocketPort:
         """To the hub."""
         self._send({"beat": waits})
 
-    def close(self) -> None:
-        """Say goodbye."""
-        self._send({"bye": True})
+    def close(self, failure: str = "") -> None:
+        """Say goodbye, or what it failed with while it had groups."""
+        self._send({"failed": failure} if failure else {"bye": True})
         self._reader.join(5.0)  # the hub hangs up once it has read everything
         self._line.connection.close()
 
-    async def _ask(self, message: dict[str, Any], limit_s: float | None = None) -> Any:
-        if self._is_gone:
-            raise ConnectionResetError("the parent is gone")
-        self._count += 1
-        number = self._count
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._pending[number] = future
-        try:
-            self._send(message | {"id": number})
-            return await awaited(future, limit_s)
-        except (asyncio.CancelledError, TimeoutError):
+    def _ask(self, message: dict[str, Any], read: Callable[[Any], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def resolve(answer: Any) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                if isinstance(answer, ConnectionError):
+                    raise answer
+                future.set_result(read(answer))
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._lock:
+            self._count += 1
+            number, is_gone = self._count, self._is_gone
+            if not is_gone:
+                self._pending[number] = resolve
+        if is_gone:
+            resolve(_gone())
+            return future
+        future.add_done_callback(partial(self._forget, number))
+        self._send(message | {"id": number})
+        return future
+
+    def _forget(self, number: int, future: Future[Any]) -> None:
+        if future.cancelled() and self._pending.pop(number, None) is not None:
             self._send({"forget": number})
-            raise
-        finally:
-            self._pending.pop(number, None)
 
     def _send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # a hub that is gone is noticed by the reader
-            self._line.send(json.dumps(message).encode())
+        frame = json.dumps(message).encode()
+        with self._sending, contextlib.suppress(OSError):  # a hub that is gone is noticed by the reader
+            self._line.send(frame)
 
     def _read(self) -> None:
         while (frame := self._line.receive()) is not None:
             reply = json.loads(frame)
-            self._bridge.post(partial(self._resolve, reply["id"], reply["answer"]))
-        self._bridge.post(self._hang_up)
+            resolve = self._pending.pop(reply["id"], None)
+            if resolve is not None:
+                resolve(reply["answer"])
+        with self._lock:
+            self._is_gone = True
+            pending, self._pending = self._pending, {}
+        for resolve in pending.values():
+            resolve(_gone())
 
-    def _resolve(self, number: int, answer: Any) -> None:
-        future = self._pending.get(number)
-        if future is not None and not future.done():
-            future.set_result(answer)
 
-    def _hang_up(self) -> None:
-        self._is_gone = True
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(ConnectionResetError("the parent is gone"))
+def _gone() -> ConnectionError:
+    return ConnectionResetError("the parent is gone")
+
+
+def _completion(answer: dict[str, Any]) -> Completion:
+    if "failure" in answer:
+        raise EpisodeError(answer["failure"], answer["message"])
+    return Completion(**answer)
 
 
 class Hub:
     """The parent's end: one thread a worker."""
 
-    def __init__(self, desk: Desk, engine: Engine) -> None:
-        self._desk, self._engine = desk, engine
+    def __init__(self, desk: Desk, engine: Engine, on_lost: Callable[[int], None] = lambda pid: None) -> None:
+        """`on_lost` gets the process of a worker that hung up without a goodbye, and may still live."""
+        self._desk, self._engine, self._on_lost = desk, engine, on_lost
         self._folder = Folder("headrace-agents-")
         self.address = str(self._folder.path / "hub")
         self.key = secrets.token_bytes(32)
@@ -244,7 +270,7 @@ class Hub:
             with lock, contextlib.suppress(OSError):  # a worker that is gone is noticed below
                 line.send(json.dumps({"id": number, "answer": answer}).encode())
 
-        how = "its process ended"
+        how = ""
         try:
             while (frame := line.receive()) is not None:
                 message = json.loads(frame)
@@ -258,12 +284,17 @@ class Hub:
                     self._desk.pull(worker).add_done_callback(partial(_granted, reply, message["id"]))
                 elif "beat" in message:
                     self._desk.beat(worker, [(what, age) for what, age in message["beat"]])
+                elif "over" in message:
+                    self._desk.over(message["over"])
                 elif "done" in message:
                     self._desk.done(worker, decode(message["done"]))
                 elif "hello" in message:
-                    who, how = message, f"process {message['pid']} ended"
+                    who, how = message, f"process {message['pid']} ended, or lost its connection"
                     self.pids[who["hello"]] = who["pid"]
                     self._desk.join(who["hello"], who["life"])
+                elif "failed" in message:
+                    how = message["failed"]
+                    break
                 elif "bye" in message:
                     self._desk.leave(worker, who["life"])
                     return
@@ -273,6 +304,7 @@ class Hub:
         finally:
             self._part(line, lock, who, asked)
         if not self._is_closed and who["hello"] >= 0:
+            self._on_lost(who["pid"])
             self._desk.died(who["hello"], who["life"], how)
 
     def _part(

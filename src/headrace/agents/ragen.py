@@ -20,27 +20,24 @@ from typing import Any
 from headrace.errors import UsageError
 
 _ROLLOUT = "actor_rollout_ref.rollout"
+_SAMPLING = ("temperature", "top_p", "top_k")
 USED = {
     "seed.train": "seed",
     "model_path": "engine.model",
     "actor_rollout_ref.model.path": "engine.model",
-    f"{_ROLLOUT}.temperature": "agent_proxy.temperature",
+    **{f"{_ROLLOUT}.{name}": f"agent_proxy.{name}" for name in _SAMPLING},
     f"{_ROLLOUT}.response_length": "agent_proxy.max_tokens",
     f"{_ROLLOUT}.max_model_len": "agent_proxy.max_context",
 }
 _GROUPS = ("env_groups", "group_size", "env_configs.tags", "env_configs.n_groups")
 VAL = {f"es_manager.val.{name}": f"es_manager.train.{name}" for name in _GROUPS}
-VAL |= {"seed.val": "seed", f"{_ROLLOUT}.val_kwargs.temperature": "agent_proxy.temperature"}
-# Sampling is from the whole distribution and conversations are whole: other values would be another experiment.
-_WHOLE_TOP_K = (-1, 0, None)
+VAL |= {"seed.val": "seed"} | {f"{_ROLLOUT}.val_kwargs.{name}": f"agent_proxy.{name}" for name in _SAMPLING}
+# Conversations are whole and answers are sampled: other values would be another experiment.
 FIXED: dict[str, tuple[Any, ...]] = {
-    f"{_ROLLOUT}.top_p": (1,),
-    f"{_ROLLOUT}.top_k": _WHOLE_TOP_K,
     f"{_ROLLOUT}.do_sample": (True,),
     "agent_proxy.max_context_window": (-1, 0, None),
     "agent_proxy.context_window_mode": ("full",),
 }
-_FIXED_VAL = {f"{_ROLLOUT}.val_kwargs.top_p": (1,), f"{_ROLLOUT}.val_kwargs.top_k": _WHOLE_TOP_K}
 _GREEDY = f"{_ROLLOUT}.val_kwargs.do_sample"
 TRAINER = (
     "actor_rollout_ref", "critic", "data", "algorithm", "trainer", "lora", "system", "ctx_manager", "reward_model",
@@ -72,7 +69,7 @@ _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 def is_theirs(key: str) -> bool:
     """Whether a key is one of RAGEN's or verl's; UsageError if it is a misspelt one that would count."""
-    counting = [*USED, *VAL, *FIXED, *_FIXED_VAL, _GREEDY]
+    counting = [*USED, *VAL, *FIXED, _GREEDY]
     if key in counting or key in _TRAINER_KEYS:
         return True
     if not any(key == one or key.startswith(f"{one}.") for one in TRAINER):
@@ -105,15 +102,16 @@ def resolved(value: Any, key: str, known: Mapping[str, Any]) -> Any:
 def settle(values: dict[str, Any], theirs: Mapping[str, Any], is_val: bool) -> list[str]:
     """Turn values of ours into what theirs ask for, and return the keys that do nothing here."""
     known = {**values, **theirs}
-    fixed = {**FIXED, **(_FIXED_VAL if is_val else {})}
-    for key, allowed in fixed.items():
+    for key, allowed in FIXED.items():
         if key in theirs and (value := resolved(theirs[key], key, known)) not in allowed:
             raise UsageError(f"{key}: expected {allowed[0]!r}, which is what headrace does, got {value!r}")
     if is_val:
         _settle_val(values, theirs, known)
     for key, value in values.items():
         values[key] = resolved(value, key, known)
-    counting = {*USED, *fixed, *((*VAL, _GREEDY) if is_val else ())}
+    if values["agent_proxy.top_k"] is None:  # so some write it for all tokens
+        values["agent_proxy.top_k"] = 0
+    counting = {*USED, *FIXED, *((*VAL, _GREEDY) if is_val else ())}
     return sorted(key for key in theirs if key not in counting)
 
 

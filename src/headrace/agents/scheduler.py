@@ -116,6 +116,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def has_more(self) -> bool:
+        """Whether groups are still to start."""
+        return bool(self._waiting) or self._rounds is not None
+
+    @property
     def num_running(self) -> int:
         """Groups in play."""
         return len(self._running)

@@ -3,6 +3,7 @@
     open() -> Request      in a thread that may hang      built or taken from the pool, reset, first question
     answered(completion)   anywhere, quick                the answer parsed
     act() -> Request       in a thread that may hang      actions taken, next question, or None: it is over
+    turn(completion)       in a thread that may hang      both of these
     close()                in a thread that may hang      the environment closed, or given back to the pool
 
 The seats of one group stand at a table, which becomes the group's record. Does not know who drives it, or what waits
@@ -14,8 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -102,6 +102,7 @@ class Seat:
         self._play = self._new_play(Task())
         self._actions: tuple[str, ...] = ()
         self._is_sound, self._is_abandoned = True, False
+        self.has_failed = False
         self._lock = threading.Lock()
 
     def open(self) -> Request | None:
@@ -112,13 +113,21 @@ class Seat:
         observation = self._guard("raised in reset", lambda: checked_observation(env.reset(self.ticket.seed)))
         task = self._guard("could not say what it is about", lambda: task_of(env))
         play = self._guard("could not say what it is about", lambda: self._new_play(task))
-        with self._owned():
+        with self._lock:
+            self._require_owned()
             self._play = play
-            return self._play.begin(observation)
+            return play.begin(observation)
 
     def answered(self, completion: Completion, engine_s: float) -> None:
         """What the policy said."""
-        self._actions = self._play.answered(completion, engine_s)
+        with self._lock:
+            self._require_owned()
+            self._actions = self._play.answered(completion, engine_s)
+
+    def turn(self, completion: Completion, engine_s: float) -> Request | None:
+        """What the policy said, and what comes of it."""
+        self.answered(completion, engine_s)
+        return self.act()
 
     def act(self) -> Request | None:
         """Take the answer's actions; the next question, or None: the episode is over."""
@@ -128,8 +137,10 @@ class Seat:
             steps.append(self._guard("raised in step", partial(_stepped, env, action)))
             if steps[-1].is_done:
                 break
-        with self._owned():
-            return self._play.stepped(steps, now_s() - started)
+        took_s = now_s() - started
+        with self._lock:
+            self._require_owned()
+            return self._play.stepped(steps, took_s)
 
     def close(self) -> None:
         """Give the environment back, or close it; may hang, as everything of an environment's may."""
@@ -150,17 +161,14 @@ class Seat:
         """Whether its environment was given up."""
         return self._is_abandoned
 
-    @contextmanager
-    def _owned(self) -> Iterator[None]:
+    def _require_owned(self) -> None:
         """A thread that comes back from an environment after it was given up may not touch what happened."""
-        with self._lock:
-            if self._is_abandoned:
-                raise EpisodeError(TIMEOUT, f"{self.ticket.tag} came back after it had been given up")
-            yield
+        if self._is_abandoned:
+            raise EpisodeError(TIMEOUT, f"{self.ticket.tag} came back after it had been given up")
 
     def failed(self, failure: Failure) -> None:
         """The attempt ends here; its environment is not used again."""
-        self._is_sound = False
+        self._is_sound, self.has_failed = False, True
         self._play.failed(failure)
 
     def record(self) -> Episode:

@@ -23,7 +23,6 @@ from headrace.agents.environments.text_env import Task
 from headrace.agents.records import ENV, EpisodeError
 
 ACT = "act"  # the tool of an environment that names none
-_HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _MARKER = "[TOOL_CALLS]"
 _KINDS: dict[str, Any] = {
     "string": str,
@@ -190,13 +189,13 @@ def _thought(text: str, reasoning: str, is_open: bool) -> tuple[str, str]:
 
 
 def _hermes(text: str) -> tuple[str, list[Any]]:
-    content, _, calls = text.partition("<tool_call>")
-    found = _HERMES.findall(text)
-    if text.count("<tool_call>") != len(found) or text.count("</tool_call>") != len(found):
+    content, *pieces = text.split("<tool_call>")  # no regular expression: a model may repeat the tag without end
+    halves = [one.split("</tool_call>") for one in pieces]
+    if "</tool_call>" in content or any(len(one) != 2 for one in halves):
         raise ValueError("a tool call begins with <tool_call> and ends with </tool_call>")
-    if _HERMES.sub("", f"<tool_call>{calls}" if found else "").strip():
+    if any(after.strip() for _, after in halves):
         raise ValueError("expected nothing between and after tool calls")
-    return content, [_parsed(one, "a tool call") for one in found]
+    return content, [_parsed(inside, "a tool call") for inside, _ in halves]
 
 
 def _llama(text: str) -> tuple[str, list[Any]]:

@@ -1,15 +1,17 @@
-"""Which way to play, by a short measurement, and why; and how many workers get groups, by the engine's load.
+"""Which way to play, by a first look and by what is seen on the way; and how many workers get groups.
 
-a few steps of one environment per tag -> seconds per step, and how much of that is computing
--> sequential (cheap: threads cost more than they save) · lock-step (they wait, but not for long)
-   · threading (they wait) · loky (they compute)
+a first look at one environment per tag, a millisecond or so -> sequential (cheap: threads cost more than they save)
+   · loky (steps that compute) · threading (all else: they wait, or the look did not show)
+while threads play: environments that keep the interpreter busy -> loky plays what is left
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -29,11 +31,12 @@ logger = logging.getLogger(__name__)
 
 BACKENDS = ("threading", "loky", "multiprocessing")  # joblib's, that workers run in
 WAYS = ("auto", "sequential", "lock-step", *BACKENDS)
-_BUDGET_S, _MOST_STEPS, _LEAST_STEPS = 0.02, 50, 2
-_CHEAP_S = 0.5e-3  # about what passing a turn to another thread and back costs at most
-_CHEAP_BESIDE_S = 2e-3  # the same, where a model in this process needs the interpreter too
-_BARELY_S = 2e-4  # waiting that is not worth a thread
+_LOOK_S, _GLANCE_S = 0.02, 4e-4  # for a first look; for a sign in it that an environment computes
+_STEPS_S, _LEAST_STEPS = 2e-3, 2  # of a first look
+_CHEAP_S = 2e-4  # waiting that is not worth a thread
 _HEAVY_S = 5e-3  # computing that is worth a process
+_SHARED_S = 1e-3  # the same on average, where the interpreter has no time left
+_SEEN_S = 0.25  # of computing, before that is judged
 _ADAPT_S = 1.0  # between two thoughts about the number of workers
 
 
@@ -55,20 +58,33 @@ class Way:
     reason: str
 
 
-def measure(spec: TextEnvSpec, limit_s: float) -> StepTime | None:
-    """A moment with one environment; None if it fails or hangs: its first episode will show why."""
-    return within(limit_s, lambda: _measured(spec))
+def look(spec: TextEnvSpec) -> StepTime | None:
+    """A moment with one environment; None as soon as it waits, fails, or takes long: playing it will show the rest."""
+    callers, is_over = Callers(most=1), threading.Event()
+    begun_s, future = now_s(), callers.submit(lambda: _looked(spec, is_over))
+    try:
+        while now_s() - begun_s < _LOOK_S:
+            computed_s = time.process_time()
+            with contextlib.suppress(FutureTimeout):
+                return future.result(_GLANCE_S) if future.exception(_GLANCE_S) is None else None
+            if time.process_time() - computed_s < 0.5 * _GLANCE_S:
+                break
+        return None
+    finally:
+        is_over.set()
+        if not future.done():
+            callers.give_up(future, lambda: None)
+        callers.close(0.0)
 
 
-def _measured(spec: TextEnvSpec) -> StepTime:
+def _looked(spec: TextEnvSpec, is_over: threading.Event) -> StepTime:
     env = spec.build()
     rng = random.Random(0)
     steps: list[float] = []
     computing: list[float] = []
-    begun = time.monotonic()
     try:
         env.reset(0)
-        while len(steps) < _LEAST_STEPS or (len(steps) < _MOST_STEPS and time.monotonic() - begun < _BUDGET_S):
+        while not is_over.is_set() and (len(steps) < _LEAST_STEPS or (sum(steps) < _STEPS_S and len(steps) < 50)):
             action = some_action(env, rng, "1")
             wall, cpu = time.monotonic(), time.thread_time()
             step = env.step(action)
@@ -81,25 +97,49 @@ def _measured(spec: TextEnvSpec) -> StepTime:
     return StepTime(spec.tag, mean(steps), min(1.0, sum(computing) / max(sum(steps), 1e-9)))
 
 
-def choose(measured: Sequence[StepTime | None], n_jobs: int, groups: int, is_in_process: bool = False) -> Way:
-    """From what was measured; a number of workers that was asked for is kept to. Pure but for the number of cores."""
-    known = [one for one in measured if one is not None]
-    if not known:
-        return Way("sequential", 1, "sequential: no environment could be measured; the first episode will show why")
-    slowest = max(known, key=lambda one: one.step_s)
+def choose(looks: Sequence[StepTime | None], n_jobs: int, groups: int, does_compute: bool = False) -> Way:
+    """From the first look, and from what was seen since: `does_compute`. A number of workers that was asked for is
+    kept to. Pure but for the number of cores.
+    """
+    known = [one for one in looks if one is not None]
+    slowest = max(known, key=lambda one: one.step_s, default=StepTime("", 0.0, 0.0))
     why = f"a step of {slowest.tag} takes {_time(slowest.step_s)}, {slowest.computing:.0%} of it computing"
     workers = n_jobs if n_jobs > 0 else max(1, min(cores(), groups))
-    if n_jobs > 1 and (slowest.step_s < _HEAVY_S or slowest.computing < 0.5):
-        return Way("threading", workers, f"threading, n_jobs={workers} as asked for: {why}")
-    if slowest.step_s < (_CHEAP_BESIDE_S if is_in_process else _CHEAP_S):
-        if slowest.computing < 0.5 and slowest.step_s > _BARELY_S:
-            return Way("lock-step", 1, f"lock-step: {why}; they wait side by side, a worker would cost as much")
-        return Way("sequential", 1, f"sequential: {why}: passing it to a worker would cost as much")
-    if slowest.computing < 0.5:
-        return Way("threading", workers, f"threading, n_jobs={workers}: {why}; waiting is done side by side")
-    if slowest.step_s >= _HEAVY_S and cores() > 1 and workers > 1:
+    if does_compute:
+        why = "environments kept the interpreter busy"
+    elif slowest.step_s >= _HEAVY_S and slowest.computing >= 0.5:
+        does_compute = True
+    if does_compute and cores() > 1 and workers > 1:
         return Way("loky", workers, f"loky, n_jobs={workers}: {why}; {cores()} cores can share that")
-    return Way("sequential", 1, f"sequential: {why}, too little to share out")
+    if n_jobs > 1:
+        return Way("threading", workers, f"threading, n_jobs={workers} as asked for")
+    if len(known) < len(looks):
+        return Way("threading", 1, "threading, n_jobs=1: waiting is done side by side, and what computes will show")
+    if slowest.step_s < _CHEAP_S or slowest.computing >= 0.5:
+        return Way("sequential", 1, f"sequential: {why}: passing it to a thread would cost as much")
+    return Way("threading", 1, f"threading, n_jobs=1: {why}; waiting is done side by side")
+
+
+class Computing:
+    """How much environments compute in threads of this process. Fed from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count, self._computing_s, self._since_s = 0, 0.0, 0.0
+
+    def stepped(self, tag: str, step_s: float, computing_s: float) -> None:
+        """One turn of an environment."""
+        with self._lock:
+            self._since_s = self._since_s or now_s() - step_s
+            self._count += 1
+            self._computing_s += computing_s
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether they keep the interpreter busy with steps that are worth sending to a process."""
+        with self._lock:
+            is_worth_it = self._computing_s > max(_SEEN_S, self._count * _SHARED_S)
+            return is_worth_it and self._computing_s > 0.5 * (now_s() - self._since_s)
 
 
 def within(limit_s: float, call: Callable[[], T]) -> T | None:

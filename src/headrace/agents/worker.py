@@ -1,45 +1,54 @@
-"""A worker: an event loop that plays groups, each episode going on as soon as its own answer is back.
+"""A worker: plays groups, each episode going on as soon as its own answer is back. No loop between engine and threads.
 
-    room for a group? -> pull -> all its members at once -> done      `most_live` episodes at one time
-    episode: [environment's call in a thread, with a limit] -> [engine's answer, with a limit] -> ...
+    room for an episode? -> pull a group -> its members, as there is room -> done        `most_live` at one time
+    episode: [thread: open] ─question─> engine ─answer─> [thread: answered, act] ─question─> engine ... [thread: close]
 
-The same coroutine runs in a thread of the parent or in a process of its own; all it has of the world outside is a
-port: where groups come from, who answers, and where finished groups go. Groups are never split between workers; the
-next one begins when there is room for its episodes, not when another group is over: its last member may take long.
+The thread that ends one leg of an episode starts the next: the engine's thread hands an answer to an environments'
+thread, and that hands the next question to the engine. The worker's own thread begins episodes, gives signs of life and
+looks after limits. What comes after a leg is for the first that takes it out of `_legs`: the thread that ends it, or
+the one that finds that it took too long. So everything happens once.
+
+The same worker runs in a thread of the parent or in a process of its own; all it has of the world outside is a port:
+where groups come from, who answers, and where finished groups go. Groups are never split between workers.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Protocol
 
-from headrace.agents.callers import Bridge, Callers
+from headrace.agents.callers import Awaited, Callers, Outcome
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.limits import END_S, Limits
 from headrace.agents.plan import GroupPlan, Ticket
-from headrace.agents.records import ENGINE, TIMEOUT, Episode, EpisodeError, Group
+from headrace.agents.records import ENGINE, TIMEOUT, EpisodeError, Group
 from headrace.agents.seat import EnvPool, Seat, Table, as_failure, report_close, too_slow
 from headrace.clock import now_s
 
-T = TypeVar("T")
-
 _BEAT_S = 0.5  # between two signs of life
-_ENGINE = "the engine"
-_IN_ENV = ("", 0.0)
 
 
 class Port(Protocol):
-    """A worker's only way out."""
+    """A worker's only way out. Futures of a port fail with ConnectionError when the parent is gone."""
 
-    async def pull(self) -> Ticket | None:
+    def pull(self) -> Future[Ticket | None]:
         """The next group; None: there are no more."""
 
-    async def generate(self, request: Request, limit_s: float) -> Completion:
-        """The engine's answer; TimeoutError after limit_s."""
+    def generate(self, request: Request) -> Future[Completion]:
+        """The engine's answer; to cancel it says that it is not waited for any more."""
+
+    def stepped(self, tag: str, step_s: float, computing_s: float) -> None:
+        """What an environment took for a turn."""
+
+    def over(self, number: int) -> None:
+        """An episode of this group asks nothing more."""
 
     def done(self, group: Group) -> None:
         """A group that is over."""
@@ -63,6 +72,20 @@ class WorkerBrief:
     most_live: int
 
 
+@dataclass(slots=True, eq=False)
+class _Leg:
+    """What an episode waits for, and since when."""
+
+    what: str
+    since_s: float
+    future: Awaited
+
+
+_ENDED = Outcome(lambda _: None)
+_ENDED.set_running_or_notify_cancel()  # it can't be cancelled any more
+_IN_ENV, _IN_ENGINE, _IN_CLOSE = "the environment {}", "the engine", "the environment {} to close"
+
+
 class Worker:
     """One worker."""
 
@@ -70,173 +93,242 @@ class Worker:
         self._index, self._brief, self._port = index, brief, port
         self._pool = EnvPool(brief.reusable)
         self._callers = Callers()
-        self._bridge = Bridge()
+        self._changed = threading.Condition()
+        self._tables: dict[int, Table] = {}
+        self._to_begin: deque[tuple[Ticket, int]] = deque()  # members without a seat
         self._live = 0  # episodes
-        self._has_room = asyncio.Event()
-        self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []  # that have not gone to the callers yet
-        self._waits: dict[Seat, tuple[str, float]] = {}
+        self._pulling: Future[Ticket | None] | None = None
+        self._has_more = True
+        self._legs: dict[_Leg, Seat] = {}
+        self._end: BaseException | None = None  # why it was broken off
+        self._is_stopped = False
 
-    async def run(self) -> None:
-        """Play until there are no more groups."""
-        group_size = self._brief.plan.group_size
-        beating = asyncio.create_task(self._beat())
+    def run(self) -> None:
+        """Play until there are no more groups, or it is stopped; raises what broke it off."""
+        look_s = now_s()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                while True:
-                    while self._live and self._live + group_size > self._brief.most_live:
-                        self._has_room.clear()
-                        await self._has_room.wait()
-                    ticket = await self._port.pull()
-                    if ticket is None:
-                        break
-                    self._live += group_size
-                    tasks.create_task(self._group(ticket))
+            while self._admit():
+                if now_s() >= look_s:
+                    look_s = now_s() + self._look()
+                with self._changed:
+                    if not self._is_stopped and not self._may_admit:
+                        self._changed.wait(max(0.0, look_s - now_s()))
         finally:
-            beating.cancel()
-            self._flush()
+            self._break_off()
             self._callers.submit(self._pool.close)
             self._callers.close(min(self._brief.limits.env_s, END_S))
+        if self._end is not None:
+            raise self._end
 
-    async def _group(self, ticket: Ticket) -> None:
-        table = Table(ticket, now_s())
-        episodes = await asyncio.gather(*(self._member(ticket, member) for member in range(ticket.group_size)))
-        table.episodes = dict(enumerate(episodes))
-        self._port.done(table.group(self._index))
+    def stop(self, why: BaseException | None = None) -> None:
+        """Lose what is in play, and end; from any thread."""
+        with self._changed:
+            self._is_stopped, self._end = True, self._end or why
+            self._changed.notify()
 
-    async def _member(self, ticket: Ticket, member: int) -> Episode:
-        try:
-            return await self._episode(ticket, member)
-        finally:
-            self._live -= 1
-            self._has_room.set()
+    # ------------------------------------------------------------------------------------- what its own thread does
 
-    async def _episode(self, ticket: Ticket, member: int) -> Episode:
-        brief, attempt = self._brief, 0
-        while True:
-            attempt += 1
-            seat = Seat(brief.plan, ticket, member, brief.codec, brief.is_text_only, self._pool, attempt)
-            try:
-                request = await self._call(seat, seat.open)
-                while request is not None:
-                    asked = now_s()
-                    completion = await self._answer(seat, request)
-                    seat.answered(completion, now_s() - asked)
-                    request = await self._call(seat, seat.act)
-            except _Hung as hung:
-                seat = hung.twin
-                seat.failed(hung.why.failure)
-            except EpisodeError as failure:
-                seat.failed(failure.failure)
-            except asyncio.CancelledError:
-                if self._waits.get(seat, _IN_ENV)[0] == _ENGINE:  # else its thread closes it, when it comes back
-                    self._callers.submit(seat.close)
-                raise
+    @property
+    def _may_admit(self) -> bool:
+        """Whether there is room, and something to fill it with: a member, or a group that may be there."""
+        if not (self._live or self._has_more or self._to_begin):
+            return True  # it sees that this is the end
+        is_known = self._pulling is None or self._pulling.done()
+        return self._live < self._brief.most_live and (bool(self._to_begin) or (self._has_more and is_known))
+
+    def _admit(self) -> bool:
+        """Begin episodes for as long as there is room; False: there is nothing more to do."""
+        while not self._is_stopped and self._live < self._brief.most_live:
+            if self._to_begin:
+                ticket, member = self._to_begin.popleft()
+                with self._changed:
+                    self._live += 1
+                self._begin(ticket, member, 1)
+                continue
+            if not self._has_more:
+                break
+            if self._pulling is None:
+                self._pulling = self._port.pull()
+                self._pulling.add_done_callback(self._wake)
+            if not self._pulling.done():
+                break
+            ticket_or_none, self._pulling = self._pulling.result(), None
+            if ticket_or_none is None:
+                self._has_more = False
             else:
-                await self._close(seat)
-                return seat.record()
-            finally:
-                self._waits.pop(seat, None)
-            await self._close(seat)
-            if attempt >= brief.limits.attempts:
-                return seat.record()
+                self._tables[ticket_or_none.number] = Table(ticket_or_none, now_s())
+                self._to_begin.extend((ticket_or_none, member) for member in range(ticket_or_none.group_size))
+        return not self._is_stopped and bool(self._has_more or self._to_begin or self._live)
 
-    async def _call(self, seat: Seat, move: Callable[[], Request | None]) -> Request | None:
-        """An environment's call in a thread; one that does not come back is given up."""
+    def _wake(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _look(self) -> float:
+        """A sign of life, and an end to what takes too long; returns the seconds until the next look."""
+        limits, now = self._brief.limits, now_s()
+        next_s = min(_BEAT_S, limits.env_s, limits.engine_s)
+        waits: list[tuple[str, float]] = []
+        for leg, seat in list(self._legs.items()):
+            is_asking = leg.what == _IN_ENGINE
+            limit_s = limits.engine_s if is_asking else limits.env_s
+            begun_s = leg.since_s if is_asking else self._callers.begun_s(leg.future)  # queues are not its fault
+            left_s = limit_s if begun_s is None else begun_s + limit_s - now
+            if left_s > 0:
+                next_s = min(next_s, left_s)
+                what = leg.what.format(seat.ticket.tag)
+                waits.append((f"{what}, group {seat.ticket.number} member {seat.member}", now - leg.since_s))
+            elif is_asking:
+                self._is_asked_too_long(seat, leg)
+            elif self._callers.give_up(leg.future, seat.close):
+                self._is_stuck(seat, leg)
+        self._port.beat(sorted(waits, key=lambda one: -one[1])[:5])
+        return next_s
+
+    def _is_asked_too_long(self, seat: Seat, leg: _Leg) -> None:
+        if self._claims(leg):
+            leg.future.cancel()
+            limit_s = self._brief.limits.engine_s
+            self._over(seat, EpisodeError(TIMEOUT, f"the engine did not answer within {limit_s:g} s"))
+
+    def _is_stuck(self, seat: Seat, leg: _Leg) -> None:
+        """Its thread is left to itself, and closes the environment when, and if, it comes back."""
         limits = self._brief.limits
-        self._waits[seat] = (f"the environment {seat.ticket.tag}", now_s())
-        future = self._submit(move)
-        try:
-            return await self._result(future)
-        except asyncio.CancelledError:
-            if not self._callers.give_up(future, seat.close):
-                self._callers.submit(seat.close)
-            raise
-        except TimeoutError:
-            twin = seat.abandoned()  # before all else: what comes back from now on adds nothing
-            if not self._callers.give_up(future, seat.close):
-                await self._close(seat)
-            self._waits.pop(seat, None)
-            raise _Hung(too_slow(seat, limits), twin) from None
-        except EpisodeError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise as_failure(error) from error
-
-    def _submit(self, call: Callable[[], T]) -> Future[T]:
-        """To the callers, together with all else that this turn of the loop brings: one lock, one wake-up."""
-        future: Future[T] = Future()
-        self._calls.append((call, future))
-        if len(self._calls) == 1:
-            asyncio.get_running_loop().call_soon(self._flush)
-        return future
-
-    def _flush(self) -> None:
-        calls, self._calls = self._calls, []
-        if calls:
-            self._callers.submit_all(calls)
-
-    async def _result(self, future: Future[T]) -> T:
-        """Of an environment's call; TimeoutError if it takes too long from when it was begun, queues aside."""
-        limit_s = left_s = self._brief.limits.env_s
-        while True:
-            try:
-                return await self._bridge.result(future, left_s)
-            except TimeoutError:
-                begun_s = self._callers.begun_s(future)
-                if future.done():
-                    return future.result()
-                left_s = limit_s if begun_s is None else limit_s - (now_s() - begun_s)
-                if left_s <= 0:
-                    raise
-
-    async def _close(self, seat: Seat) -> None:
-        """In a thread, too; one that does not come back is left behind."""
-        limits = self._brief.limits
-        self._waits[seat] = (f"the environment {seat.ticket.tag} to close", now_s())
-        future = self._submit(seat.close)
-        try:
-            await self._result(future)
-        except TimeoutError:
-            self._callers.give_up(future, lambda: None)
+        if not self._claims(leg):
+            return
+        if leg.what == _IN_CLOSE:
             report_close(seat, f"it did not come back from close within {limits.env_s:g} s and is left behind")
-        except (Exception, SystemExit) as error:
-            report_close(seat, str(error))
-        finally:
-            self._waits.pop(seat, None)
+            self._leave(seat)
+        else:
+            failure = too_slow(seat, limits)
+            self._over(seat.abandoned(), failure)
 
-    async def _answer(self, seat: Seat, request: Request) -> Completion:
-        limits = self._brief.limits
-        self._waits[seat] = (_ENGINE, now_s())
+    def _break_off(self) -> None:
+        """Nothing goes on: environments are closed where they are, or by the thread that is in them."""
+        self._is_stopped = True
+        while self._legs:
+            leg, seat = self._legs.popitem()
+            if leg.what == _IN_ENGINE:
+                leg.future.cancel()
+                self._callers.submit(seat.close)
+            elif not self._callers.give_up(leg.future, seat.close) and leg.future.cancelled():
+                self._callers.submit(seat.close)
+
+    # --------------------------------------------------------------------- an episode, leg by leg, in any thread
+
+    def _begin(self, ticket: Ticket, member: int, attempt: int) -> None:
+        brief = self._brief
+        seat = Seat(brief.plan, ticket, member, brief.codec, brief.is_text_only, self._pool, attempt)
+        self._move(seat, seat.open, "open", self._opened)
+
+    def _move(
+        self, seat: Seat, move: Callable[[], Request | None], kind: str, then: Callable[[Seat, _Leg], None]
+    ) -> None:
+        """An environment's call, in a thread."""
+        self._callers.submit_all([(move, self._leg(seat, _IN_ENV, then))], f"{seat.ticket.tag} {kind}")
+
+    def _leg(self, seat: Seat, what: str, then: Callable[[Seat, _Leg], None]) -> Outcome:
+        """Of an environment's call, the next leg of an episode; cancelled, if there is none: it was broken off."""
+        outcome = Outcome(lambda ended: self._after(seat, leg, then, ended))
+        leg = _Leg(what, now_s(), outcome)
+        if not self._starts(seat, leg):
+            outcome.cancel()
+            with contextlib.suppress(Exception):
+                seat.close()
+        return outcome
+
+    def _moved(self, seat: Seat, leg: _Leg) -> None:
+        """A thread has come back from an environment's turn."""
+        assert isinstance(leg.future, Outcome)
+        self._port.stepped(seat.ticket.tag, *leg.future.took_s)
+        self._opened(seat, leg)
+
+    def _opened(self, seat: Seat, leg: _Leg) -> None:
+        """A thread has come back from an environment: the next question, the end, or a failure."""
+        error = leg.future.exception()
+        if error is not None:
+            self._over(seat, as_failure(error))
+            return
+        request = leg.future.result()
+        if request is None:
+            self._over(seat, None)
+            return
         try:
-            return await self._port.generate(request, limits.engine_s)
-        except TimeoutError:
-            raise EpisodeError(TIMEOUT, f"the engine did not answer within {limits.engine_s:g} s") from None
-        except (EpisodeError, ConnectionError):
-            raise
-        except Exception as error:
-            raise EpisodeError(ENGINE, f"{type(error).__name__}: {error}") from error
+            asked = self._port.generate(request)
+        except Exception as raised:
+            self._over(seat, EpisodeError(ENGINE, f"{type(raised).__name__}: {raised}"))
+            return
+        asking = _Leg(_IN_ENGINE, now_s(), asked)
+        if self._starts(seat, asking):
+            asked.add_done_callback(partial(self._after, seat, asking, self._answered))
+        else:
+            asked.cancel()
+            seat.close()
 
-    async def _beat(self) -> None:
-        while True:
-            now = now_s()
-            waits = [
-                (f"{what}, group {seat.ticket.number} member {seat.member}", now - since)
-                for seat, (what, since) in self._waits.items()
-            ]
-            self._port.beat(sorted(waits, key=lambda one: -one[1])[:5])
-            await asyncio.sleep(_BEAT_S)
+    def _answered(self, seat: Seat, leg: _Leg) -> None:
+        """In the engine's thread: hand it on, and be quick."""
+        error = EpisodeError(ENGINE, "cancelled") if leg.future.cancelled() else leg.future.exception()
+        if error is None:
+            self._move(seat, partial(seat.turn, leg.future.result(), now_s() - leg.since_s), "turn", self._moved)
+        elif isinstance(error, ConnectionError):
+            self.stop(error)
+        elif isinstance(error, EpisodeError):
+            self._over(seat, error)
+        else:
+            self._over(seat, EpisodeError(ENGINE, f"{type(error).__name__}: {error}"))
 
+    def _over(self, seat: Seat, failure: EpisodeError | None) -> None:
+        """The attempt is: its environment is closed, or given back."""
+        if failure is not None:
+            seat.failed(failure.failure)
+        future = self._leg(seat, _IN_CLOSE, self._closed)
+        self._callers.go_on(seat.close, future, f"{seat.ticket.tag} close")
 
-async def work(index: int, brief: WorkerBrief, open_port: Callable[[], Port]) -> None:
-    """A worker's life in this event loop, from the opening of its port to the closing."""
-    port = open_port()
-    try:
-        await Worker(index, brief, port).run()
-    finally:
-        port.close()
+    def _closed(self, seat: Seat, leg: _Leg) -> None:
+        error = leg.future.exception()
+        if error is not None:
+            report_close(seat, str(error))
+        self._leave(seat)
 
+    def _leave(self, seat: Seat) -> None:
+        """The episode is over, or is tried again with a fresh environment and the same seeds."""
+        ticket = seat.ticket
+        if seat.has_failed and seat.attempt < self._brief.limits.attempts:
+            self._begin(ticket, seat.member, seat.attempt + 1)
+            return
+        record, table = seat.record(), self._tables[ticket.number]
+        with self._changed:
+            table.episodes[seat.member] = record
+            is_full = table.is_full
+        if is_full:
+            del self._tables[ticket.number]
+            self._port.done(table.group(self._index))
+        else:
+            self._port.over(ticket.number)
+        with self._changed:
+            self._live -= 1
+            if self._may_admit:
+                self._changed.notify()
 
-class _Hung(Exception):  # noqa: N818 - a way out of nested calls, never seen outside
-    def __init__(self, why: EpisodeError, twin: Seat) -> None:
-        super().__init__(str(why))
-        self.why, self.twin = why, twin
+    # ------------------------------------------------------------------------------------------------ whose leg it is
+
+    def _starts(self, seat: Seat, leg: _Leg) -> bool:
+        """False: the worker was broken off."""
+        self._legs[leg] = seat
+        return not (self._is_stopped and self._claims(leg))  # what breaks off looks after it was stopped
+
+    def _claims(self, leg: _Leg) -> bool:
+        """Whether what comes after this leg is for the caller: it is for the first that asks."""
+        return self._legs.pop(leg, None) is not None
+
+    def _after(self, seat: Seat, leg: _Leg, then: Callable[[Seat, _Leg], None], future: Awaited) -> None:
+        """The end of a leg; an error of ours ends the worker, and not just a thread."""
+        try:
+            if self._claims(leg):
+                then(seat, leg)
+            elif leg.what != _IN_ENGINE and not future.cancelled():
+                seat.close()  # broken off just when it came back
+        except BaseException as error:
+            self.stop(error)
+        finally:
+            leg.future = _ENDED  # they would keep each other, and the answer, until the garbage is collected

@@ -6,35 +6,59 @@ PPO(...), IMPALA(...), Collector(...) --> EnvSpec · PolicyConfig · TopologyCon
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, TypeVar, cast
 
 import gymnasium as gym
 
+from headrace import presets
+from headrace.api.sb3_words import POLICY, require_adam, require_nothing
 from headrace.collecting.topology import TopologyConfig
-from headrace.envs.instances import spec_of
+from headrace.envs.instances import Instance, like
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
-from headrace.errors import UsageError
-from headrace.policies.config import PolicyConfig
-from headrace.policies.policy import Module
+from headrace.errors import UsageError, whole
+from headrace.policies.activations import activation_named
+from headrace.policies.config import BUILT_IN, Extractors, PolicyConfig
+from headrace.policies.policy import Module, require_policy
+from headrace.run_config import CLASS, KWARGS, SessionConfig
+
+OF_ITS_OWN = ("action_masks", "norm_obs", "norm_obs_keys", "clip_obs")
+"""What a policy's configuration has beside policy_kwargs: keywords of their own."""
+
+
+def is_single(env: Any) -> TypeGuard[gym.Env[Any, Any]]:
+    """Whether it is an instance of one environment; EnvPool's pools are of both classes."""
+    return isinstance(env, gym.Env) and not isinstance(env, gym.vector.VectorEnv)
+
+
+def number_of(env: Any) -> int | None:
+    """How many environments an instance is; None if it is what makes one."""
+    return env.num_envs if isinstance(env, gym.vector.VectorEnv) else 1 if isinstance(env, gym.Env) else None
 
 
 def env_spec(
-    env: EnvSource | EnvSpec | gym.Env[Any, Any],
+    env: EnvSource | EnvSpec | Instance,
     kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Wrapper] = (),
     action_repeat: int = 1,
 ) -> EnvSpec:
     """The environment and how it is wrapped."""
-    if isinstance(env, gym.Env):
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise UsageError(f"env_kwargs: expected a dictionary of keyword arguments, got {kwargs!r}")
+    given: Any = wrappers
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise UsageError(f"wrappers: expected a list of wrappers, got {wrappers!r}")
+    if isinstance(env, gym.Env | gym.vector.VectorEnv):
         if kwargs:
             raise UsageError(
                 "env_kwargs: an instance was made already; pass its id, or what makes one, with env_kwargs"
             )
-        spec = spec_of(env)
+        spec = like(env)
         return replace(spec, wrappers=(*spec.wrappers, *wrappers), action_repeat=action_repeat)
     if not isinstance(env, EnvSpec):
         return EnvSpec(env, dict(kwargs or {}), tuple(wrappers), action_repeat)
@@ -54,16 +78,92 @@ def with_env(saved: dict[str, Any], env: EnvSource) -> EnvSpec:
     return EnvSpec(env, saved["kwargs"], tuple(saved["wrappers"]), saved["action_repeat"])
 
 
-def policy_config(policy: str | Module, kwargs: Mapping[str, Any] | None = None) -> PolicyConfig:
-    """A policy by name with SB3's policy_kwargs, or the name of a module of the user's own."""
+def policy_config(
+    policy: str | Module, kwargs: Mapping[str, Any] | None = None, own: Mapping[str, Any] | None = None
+) -> PolicyConfig:
+    """A policy by name with SB3's policy_kwargs, or the name of a module of the user's; and OF_ITS_OWN, as given."""
+    own = {name: value for name, value in (own or {}).items() if name in OF_ITS_OWN}
+    keys = own.get("norm_obs_keys")
+    listed = {"norm_obs_keys": tuple(keys)} if isinstance(keys, list) else {}
+    return replace(_policy_config(policy, kwargs), **own | listed)
+
+
+def _policy_config(policy: str | Module, kwargs: Mapping[str, Any] | None) -> PolicyConfig:
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise UsageError(f"policy_kwargs: expected a dictionary, got {kwargs!r}")
     options = dict(kwargs or {})
+    known = [field.name for field in fields(PolicyConfig) if field.name not in ("policy", *OF_ITS_OWN)]
+    require_known("policy_kwargs", options, [*known, "activation_fn", "optimizer_class", CLASS, KWARGS, *POLICY])
+    require_nothing(options, POLICY)
+    if "optimizer_class" in options:
+        require_adam(options["optimizer_class"])
+    if not isinstance(policy, str):
+        require_policy(policy)
+        for name in options:
+            if name != "tile":
+                raise UsageError(
+                    f"policy_kwargs: {name} is for MlpPolicy and CnnPolicy; build your module as you want it"
+                )
+        return PolicyConfig(_name_of(policy), **options)
+    if "activation_fn" in options:
+        if "activation" in options:
+            raise UsageError("policy_kwargs: activation_fn and activation are the same; give one of them")
+        options["activation"] = activation_named(options["activation_fn"])
     if "net_arch" in options:
-        sizes = options["net_arch"]
-        if not isinstance(sizes, Sequence) or not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise UsageError(f"net_arch: expected the sizes of the hidden layers, as in [64, 64], got {sizes!r}")
-        options["net_arch"] = tuple(sizes)
-    require_known("policy_kwargs", options, [field.name for field in fields(PolicyConfig) if field.name != "policy"])
-    return PolicyConfig(policy if isinstance(policy, str) else type(policy).__name__, **options)
+        options |= _layers(options["net_arch"], options.get("net_arch_vf"))
+    return PolicyConfig(policy, **{name: value for name, value in options.items() if name in known})
+
+
+def extractors_given(kwargs: Mapping[str, Any] | None) -> Extractors | None:
+    """SB3's features_extractor_class and features_extractor_kwargs, or the same by leaf; None if there are none."""
+    given: Any = (kwargs or {}).get(CLASS)
+    options: Any = (kwargs or {}).get(KWARGS) or {}
+    if not isinstance(options, Mapping):
+        raise UsageError(f"{KWARGS}: expected a dictionary, got {options!r}")
+    if given is None:
+        if options:
+            raise UsageError(f"{KWARGS}: they are for {CLASS}; give that as well")
+        return None
+    classes, options = (given, options) if isinstance(given, Mapping) else ({"": given}, {"": options})
+    for leaf, one in classes.items():
+        if not isinstance(leaf, str) or not (isinstance(one, type) or (isinstance(one, str) and ":" in one)):
+            raise UsageError(
+                f"{CLASS}: expected a class of torch modules, its module:Class, or a dictionary of them by the names "
+                f"of the observation's arrays, got {given!r}"
+            )
+    for leaf, one in options.items():
+        if leaf not in classes or not isinstance(one, Mapping):
+            raise UsageError(f"{KWARGS}: expected a dictionary for each of {', '.join(classes)}, got {options!r}")
+    return Extractors(dict(classes), {leaf: dict(one) for leaf, one in options.items()})
+
+
+def _name_of(policy: Module) -> str:
+    """Of a module of the user's own; a checkpoint tells it from a built-in one by its name."""
+    kind = type(policy)
+    if kind.__name__ in BUILT_IN and not kind.__module__.startswith("headrace."):
+        raise UsageError(f"policy: a class of your own can't be named {kind.__name__}, as one of headrace's is")
+    return kind.__name__
+
+
+def _layers(given: Any, critic: Any) -> dict[str, Any]:
+    """SB3's net_arch: a list for both, or dict(pi=[...], vf=[...]); what a dict leaves out has no hidden layers."""
+    if not isinstance(given, Mapping):
+        return {"net_arch": _sizes(given), "net_arch_vf": None if critic is None else _sizes(critic)}
+    require_known("net_arch", given, ["pi", "vf"])
+    if critic is not None:
+        raise UsageError("net_arch_vf: net_arch has the critic's layers already, as vf; give one of them")
+    return {"net_arch": _sizes(given.get("pi", [])), "net_arch_vf": _sizes(given.get("vf", []))}
+
+
+def _sizes(given: Any) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Sequence) or isinstance(given, str) or any(isinstance(one, Mapping) for one in given):
+        raise UsageError(
+            f"net_arch: expected the sizes of the hidden layers, as in [64, 64] or dict(pi=[64], vf=[64, 64]), "
+            f"got {given!r}"
+        )
+    return tuple(whole("net_arch", one, 1) for one in given)
 
 
 def place(**options: Any) -> TopologyConfig:
@@ -75,8 +175,43 @@ def place(**options: Any) -> TopologyConfig:
     return TopologyConfig(**options)
 
 
+def elsewhere(saved: dict[str, Any], topology: str | None, workers: int | str | None) -> TopologyConfig | None:
+    """A saved run's place with other actors' places; None if it stays as it was."""
+    if topology is None and workers is None:
+        return None
+    place = TopologyConfig(**saved)
+    asked = str(workers) if workers is not None else "auto"
+    return replace(place, topology=topology or place.topology, workers=asked, shards=0)
+
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def takes_preset(init: Init) -> Init:
+    """A constructor whose argument `preset` names defaults of the others; those that are given win."""
+    names = list(inspect.signature(init).parameters)
+
+    @functools.wraps(init)
+    def dressed(*given: Any, preset: str | None = None, **named: Any) -> None:
+        chosen = presets.preset(preset)
+        defaults = {"wrappers": chosen.wrappers, **chosen.options} if preset else {}
+        here = names[: len(given)]
+        for name, value in defaults.items():
+            if name not in here:
+                named.setdefault(name, value)
+        if chosen.env_kwargs:
+            named["env_kwargs"] = chosen.env_kwargs | dict(named.get("env_kwargs") or {})
+        init(*given, preset=preset, **named)
+
+    return cast(Init, dressed)
+
+
 def own_module(policy: str | Module) -> Module | None:
     """The user's module; None if the policy was named."""
+    if isinstance(policy, type):
+        raise UsageError(
+            f"policy: expected a name or a module, got the class {policy.__name__}; pass {policy.__name__}()"
+        )
     return None if isinstance(policy, str) else policy
 
 
@@ -94,12 +229,29 @@ def require_known(what: str, given: Iterable[str], known: Sequence[str]) -> None
             raise UsageError(f"{what}: unknown option {name}: {hint}")
 
 
-def require_device(device: Any) -> None:
-    """The one that there is."""
-    if str(device) not in ("auto", "cpu"):
-        raise UsageError(
-            f"device: expected cpu or auto, got {str(device)!r}; training on other devices is not built yet"
-        )
+def device_of(device: Any, learner_device: Any) -> str:
+    """Where the learner computes: `learner_device`, or SB3's `device`, whose auto is the CPU here."""
+    if learner_device is not None and str(device) not in ("auto", str(learner_device)):
+        raise UsageError(f"device={device} and learner_device={learner_device} are the same option; give one of them")
+    chosen = str(device if learner_device is None else learner_device)
+    return "cpu" if chosen == "auto" else chosen
+
+
+def learn_config(total_timesteps: Any, tb_log_name: Any, **options: Any) -> SessionConfig:
+    """The keywords of learn; a number of steps may be written as 1e5."""
+    if not isinstance(tb_log_name, str):
+        raise UsageError(f"tb_log_name: expected a text, got {tb_log_name!r}")
+    require_known("learn", options, [field.name for field in fields(SessionConfig)])
+    if isinstance(total_timesteps, float) and total_timesteps.is_integer():
+        total_timesteps = int(total_timesteps)
+    return SessionConfig(whole("total_timesteps", total_timesteps, 1), **options)
+
+
+def folder(name: str, given: Any) -> Path:
+    """A path, as text or as such."""
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"{name}: expected a folder, got {given!r}")
+    return Path(given)
 
 
 def next_folder(folder: Path, name: str) -> Path:

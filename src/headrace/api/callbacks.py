@@ -1,22 +1,24 @@
 """Callbacks of `learn`: plain functions, Stable-Baselines3's kind of objects, and lists of both.
 
     update -> record -> function(record)                                              False ends training
-                     -> object: on_rollout_end, then on_step once per row of the rollout, on_rollout_start
+                     -> object: on_step once per row of the rollout, on_rollout_end, on_rollout_start
 
-Environments step in workers, so an object's `on_step` is called after the rollout, once for each of its rows, with
-`num_timesteps` counting along: frequencies mean what they mean in Stable-Baselines3. `locals` holds the record of the
-update instead of single steps. Does not know how training goes on.
+Environments step in workers, so an object's `on_step` is called after the rollout and its update, once for each of its
+rows, with `num_timesteps` counting along: frequencies mean what they mean in Stable-Baselines3. `locals` has what is
+known of a row: `dones`, and `infos` with the episodes that ended; and the record of the update. Those that are ready to
+use are in stock_callbacks. Does not know how training goes on.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.api.evaluation import evaluate_policy
+from headrace.clock import now_s
+from headrace.episodes.journal import Finished
 from headrace.errors import UsageError
 from headrace.telemetry.sinks import Record
 
@@ -71,7 +73,7 @@ class BaseCallback:
         return self._on_step()
 
     def on_rollout_end(self) -> None:
-        """Called after a rollout and its update."""
+        """Called after the rows of a rollout; its update is done by then."""
         self._on_rollout_end()
 
     def on_training_end(self) -> None:
@@ -79,8 +81,12 @@ class BaseCallback:
         self._on_training_end()
 
     def update_locals(self, locals_: dict[str, Any]) -> None:
-        """What there is to see of the update."""
+        """What there is to see of a row and its update."""
         self.locals.update(locals_)
+        self.update_child_locals(locals_)
+
+    def update_child_locals(self, locals_: dict[str, Any]) -> None:
+        """The same for the callbacks in this one."""
 
     def _init_callback(self) -> None: ...
 
@@ -96,100 +102,51 @@ class BaseCallback:
     def _on_training_end(self) -> None: ...
 
 
-class CheckpointCallback(BaseCallback):
-    """Saves the model every `save_freq` steps of each environment, as <save_path>/<name_prefix>_<steps>_steps."""
+class CallbackList(BaseCallback):
+    """Several callbacks as one."""
 
-    def __init__(self, save_freq: int, save_path: str, name_prefix: str = "rl_model", verbose: int = 0) -> None:
-        super().__init__(verbose)
-        _require_positive("save_freq", save_freq)
-        self.save_freq, self.save_path, self.name_prefix = save_freq, Path(save_path), name_prefix
-
-    def _on_step(self) -> bool:
-        if self.n_calls % self.save_freq == 0:
-            path = self.save_path / f"{self.name_prefix}_{self.num_timesteps}_steps"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.model.save(path)
-            if self.verbose:
-                print(f"Saved {path}")
-        return True
-
-
-class StopTrainingOnRewardThreshold(BaseCallback):
-    """For EvalCallback's `callback_on_new_best`: ends training when the best mean reward reaches the threshold."""
-
-    def __init__(self, reward_threshold: float, verbose: int = 0) -> None:
-        super().__init__(verbose)
-        self.reward_threshold = reward_threshold
-
-    def _on_step(self) -> bool:
-        if not isinstance(self.parent, EvalCallback):
-            raise UsageError("StopTrainingOnRewardThreshold goes into EvalCallback(callback_on_new_best=...)")
-        return self.parent.best_mean_reward < self.reward_threshold
-
-
-class EvalCallback(BaseCallback):
-    """Evaluates every `eval_freq` steps of each environment; keeps the best model and evaluations.npz."""
-
-    def __init__(
-        self,
-        eval_env: Any = None,
-        callback_on_new_best: BaseCallback | None = None,
-        callback_after_eval: BaseCallback | None = None,
-        n_eval_episodes: int = 5,
-        eval_freq: int = 10_000,
-        log_path: str | None = None,
-        best_model_save_path: str | None = None,
-        deterministic: bool = True,
-        render: bool = False,
-        verbose: int = 1,
-        warn: bool = True,
-    ) -> None:
-        super().__init__(verbose)
-        _require_positive("eval_freq", eval_freq)
-        self.eval_env, self.n_eval_episodes, self.eval_freq = eval_env, n_eval_episodes, eval_freq
-        self.log_path, self.best_model_save_path = log_path, best_model_save_path
-        self.deterministic, self.render = deterministic, render
-        self.best_mean_reward, self.last_mean_reward = -np.inf, -np.inf
-        self._on_best, self._after = callback_on_new_best, callback_after_eval
-        self._seen: list[tuple[int, list[float], list[int]]] = []
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        super().__init__()
+        self.callbacks = list(callbacks)
 
     def _init_callback(self) -> None:
-        for child in (self._on_best, self._after):
-            if child is not None:
-                child.parent = self
-                child.init_callback(self.model)
+        for one in self.callbacks:
+            one.init_callback(self.model)
+
+    def _on_training_start(self) -> None:
+        for one in self.callbacks:
+            one.on_training_start(self.locals, self.globals)
+
+    def _on_rollout_start(self) -> None:
+        for one in self.callbacks:
+            one.on_rollout_start()
 
     def _on_step(self) -> bool:
-        if self.n_calls % self.eval_freq:
-            return True
-        rewards, lengths = evaluate_policy(
-            self.model, self.eval_env, self.n_eval_episodes, self.deterministic, self.render,
-            return_episode_rewards=True,
-        )  # fmt: skip
-        assert isinstance(rewards, list)
-        assert isinstance(lengths, list)
-        self.last_mean_reward = float(np.mean(rewards))
-        self.logger.record("eval/mean_reward", self.last_mean_reward)
-        self.logger.record("eval/mean_ep_length", float(np.mean(lengths)))
-        if self.verbose:
-            print(f"Eval num_timesteps={self.num_timesteps}, episode_reward={self.last_mean_reward:.2f} "
-                  f"+/- {np.std(rewards):.2f}, mean length {np.mean(lengths):.1f}")  # fmt: skip
-        self._seen.append((self.num_timesteps, rewards, lengths))
-        if self.log_path is not None:
-            self._write(Path(self.log_path))
-        goes_on = True
-        if self.last_mean_reward > self.best_mean_reward:
-            self.best_mean_reward = self.last_mean_reward
-            if self.best_model_save_path is not None:
-                Path(self.best_model_save_path).mkdir(parents=True, exist_ok=True)
-                self.model.save(Path(self.best_model_save_path) / "best_model")
-            goes_on = self._on_best is None or self._on_best.on_step()
-        return goes_on and (self._after is None or self._after.on_step())
+        return False not in [one.on_step() for one in self.callbacks]  # all are called, whatever the first one says
 
-    def _write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        steps, rewards, lengths = zip(*self._seen, strict=True)
-        np.savez(folder / "evaluations.npz", timesteps=steps, results=rewards, ep_lengths=lengths)
+    def _on_rollout_end(self) -> None:
+        for one in self.callbacks:
+            one.on_rollout_end()
+
+    def _on_training_end(self) -> None:
+        for one in self.callbacks:
+            one.on_training_end()
+
+    def update_child_locals(self, locals_: dict[str, Any]) -> None:
+        """What there is to see, for each."""
+        for one in self.callbacks:
+            one.update_locals(locals_)
+
+
+class ConvertCallback(BaseCallback):
+    """Stable-Baselines3's function of `locals, globals`, called for each row; False ends training."""
+
+    def __init__(self, callback: Callable[[dict[str, Any], dict[str, Any]], bool | None], verbose: int = 0) -> None:
+        super().__init__(verbose)
+        self.callback = callback
+
+    def _on_step(self) -> bool:
+        return self.callback(self.locals, self.globals) is not False
 
 
 class Logger:
@@ -197,15 +154,24 @@ class Logger:
 
     def __init__(self) -> None:
         self.name_to_value: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
 
     def record(self, key: str, value: Any, exclude: Any = None) -> None:
         """An entry of the next record; `exclude` is for Stable-Baselines3's signature."""
-        self.name_to_value[key] = float(value)
+        try:
+            self.name_to_value[key] = float(value)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"logger.record({key!r}, ...): expected a number, got {type(value).__name__}; metrics hold numbers"
+            ) from error
+        self._counts.pop(key, None)
 
     def record_mean(self, key: str, value: float | None, exclude: Any = None) -> None:
-        """The same."""
+        """The mean of what is recorded so under this name until the next update."""
         if value is not None:
-            self.record(key, value)
+            count, before = self._counts.get(key, 0), self.name_to_value.get(key, 0.0)
+            self.record(key, value if not count else before + (value - before) / (count + 1))
+            self._counts[key] = count + 1
 
     def dump(self, step: int = 0) -> None:
         """Entries are written with every update."""
@@ -213,17 +179,31 @@ class Logger:
     def taken(self) -> dict[str, float]:
         """All entries; they are gone here."""
         values, self.name_to_value = self.name_to_value, {}
+        self._counts.clear()
         return values
 
 
-class Calls:
-    """All callbacks of one call of learn, as the session sees them: one function of an update's record."""
+class Seen(dict[str, Any]):
+    """`locals` of a callback; what is not known here is said so."""
 
-    def __init__(self, callback: Any, model: Model, rows: int, n_envs: int) -> None:
+    def __missing__(self, name: str) -> Any:
+        raise UsageError(
+            f"callback: locals[{name!r}] is not there: environments step in workers, and callbacks see whole rollouts. "
+            f"There are {', '.join(sorted(self))}; hr.Collector has observations, actions and rewards"
+        )
+
+
+class Calls:
+    """All callbacks of one call of learn, as the session sees them: one function of an update."""
+
+    def __init__(self, callback: Any, model: Model, total_timesteps: int) -> None:
         every = list(_flat(callback))
         self._functions: list[Function] = [one for one in every if not hasattr(one, "on_step")]
         self._objects = [one for one in every if hasattr(one, "on_step")]
-        self._model, self._rows, self._n_envs = model, rows, n_envs
+        place, journal = model.parts.config.topology, model.parts.reader.journal
+        self._model, self._rows, self._n_envs, self._total = model, place.n_steps, place.n_envs, total_timesteps
+        self._passed = [-journal.length(env) for env in range(place.n_envs)]  # steps of episodes that ended since then
+        self._updates, self._started_s = 0, now_s()
         for one in self._objects:
             for name in _METHODS:
                 if not callable(getattr(one, name, None)):
@@ -235,31 +215,58 @@ class Calls:
     def start(self) -> None:
         """Training starts."""
         for one in self._objects:
-            one.init_callback(self._model)
-            one.on_training_start({"self": self._model}, {})
+            if hasattr(one, "init_callback"):
+                one.init_callback(self._model)
+            one.on_training_start(Seen(self=self._model, total_timesteps=self._total), {})
             one.on_rollout_start()
 
-    def __call__(self, record: Record) -> bool:
+    def __call__(self, record: Record, finished: Sequence[Finished] = ()) -> bool:
         """After an update; False ends training. What objects have recorded is in the record afterwards."""
         answers = [function(record) for function in self._functions]  # all are called, whatever the first one says
         goes_on = False not in answers
-        model, steps = self._model, self._model.run.steps
-        for one in self._objects:
-            one.update_locals({"record": record})
-            one.on_rollout_end()
-        try:
-            for row in range(self._rows if self._objects else 0):
-                model.shown_steps = max(0, steps - (self._rows - row - 1) * self._n_envs)
-                if False in [one.on_step() for one in self._objects]:
-                    goes_on = False
-                    break
-        finally:
-            model.shown_steps = None
-        record.update(model.logger.taken())
-        if goes_on:
+        if self._objects:
+            goes_on = self._step_through(record, finished) and goes_on
+        record.update(self._model.logger.taken())
+        if goes_on and self._model.run.steps < self._total:
             for one in self._objects:
                 one.on_rollout_start()
         return goes_on
+
+    def _step_through(self, record: Record, finished: Sequence[Finished]) -> bool:
+        model, steps = self._model, self._model.run.steps
+        ended = self._by_row(finished)
+        try:
+            for row in range(self._rows):
+                model.shown_steps = max(0, steps - (self._rows - row - 1) * self._n_envs)
+                dones, infos = np.zeros(self._n_envs, bool), [dict[str, Any]() for _ in range(self._n_envs)]
+                for one in ended.get(row, ()):
+                    dones[one.env_index] = True
+                    episode = {"r": one.total_reward, "l": one.length, "t": round(now_s() - self._started_s, 6)}
+                    infos[one.env_index] = {"episode": episode, "TimeLimit.truncated": not one.terminated}
+                seen = {"record": record, "n_steps": row, "dones": dones, "infos": infos}
+                for callback in self._objects:
+                    if hasattr(callback, "update_locals"):
+                        callback.update_locals(seen)
+                if False in [callback.on_step() for callback in self._objects]:
+                    return False
+        finally:
+            model.shown_steps = None
+        for callback in self._objects:
+            callback.on_rollout_end()
+        return True
+
+    def _by_row(self, finished: Sequence[Finished]) -> dict[int, list[Finished]]:
+        """Episodes by the row that they ended in: an environment's steps are its episodes' lengths, one after another.
+
+        Rows without a step, and rollouts that come out of order, put an end where it fits best.
+        """
+        rows: dict[int, list[Finished]] = {}
+        for one in finished:
+            self._passed[one.env_index] += one.length
+            row = self._passed[one.env_index] - 1 - self._updates * self._rows
+            rows.setdefault(min(max(row, 0), self._rows - 1), []).append(one)
+        self._updates += 1
+        return rows
 
     def end(self) -> None:
         """Training has ended."""
@@ -270,11 +277,13 @@ class Calls:
 def _flat(callback: Any) -> Iterable[Any]:
     if callback is None:
         return
-    if isinstance(callback, Sequence):
+    if isinstance(callback, Sequence) and not isinstance(callback, str):
         for one in callback:
             yield from _flat(one)
-    elif callable(callback) or hasattr(callback, "on_step"):
+    elif hasattr(callback, "on_step") and not isinstance(callback, type):
         yield callback
+    elif callable(callback) and not isinstance(callback, type):
+        yield ConvertCallback(callback) if _takes_two(callback) else callback
     else:
         raise UsageError(
             f"callback: expected a function of the update's record, an object with on_step, or a list of them, "
@@ -282,6 +291,11 @@ def _flat(callback: Any) -> Iterable[Any]:
         )
 
 
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise UsageError(f"{name}: expected at least 1, got {value!r}")
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Whether it is a function of `locals, globals`."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some functions in C have none
+        return False
+    by_place = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len([one for one in by_place if one.default is one.empty]) == 2

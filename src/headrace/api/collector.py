@@ -10,39 +10,50 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from headrace.api.arguments import drawn_seed, env_spec, own_module, place, policy_config
-from headrace.build import build_parts
+from headrace.api.arguments import drawn_seed, env_spec, extractors_given, number_of, own_module, place, policy_config
+from headrace.api.loan import end_loan
+from headrace.build import Parts, build_parts
 from headrace.collecting.source import Harvest
+from headrace.envs.instances import Instance
 from headrace.envs.spec import EnvSource, EnvSpec
-from headrace.errors import SchemaError, UsageError
-from headrace.learning.batch import Batch, complete
+from headrace.errors import UsageError
+from headrace.learning.assembly import complete
+from headrace.learning.batch import Batch
 from headrace.learning.fast_path import Evaluators
 from headrace.policies.policy import Module
 from headrace.policies.threads import torch_threads
 from headrace.run_config import RunConfig
+from headrace.weights.saving import require_weights
 
 
 class Collector:
     """Rollouts for a learner of your own: iterate for batches, publish new weights, close at the end.
 
-    The batch is lent: it is valid until the next one is asked for. Every field of it is complete, log-probabilities,
-    values and bootstrap values included.
+    The batch is lent: it is valid until the next one is asked for, `batch.copy()` for longer. Every field of it is
+    complete, log-probabilities, values and bootstrap values included.
     """
 
     def __init__(
         self,
-        env: EnvSource | EnvSpec,
+        env: EnvSource | EnvSpec | Instance,
         policy: str | Module = "MlpPolicy",
-        n_envs: int = 8,
+        n_envs: int | None = None,
         n_steps: int = 128,
         seed: int | None = None,
         *,
+        policy_kwargs: Mapping[str, Any] | None = None,
+        action_masks: bool = False,
         env_kwargs: Mapping[str, Any] | None = None,
         wrappers: Sequence[EnvSource] = (),
         action_repeat: int = 1,
         topology: str = "auto",
         workers: int | str = "auto",
-        inference: str = "auto",
+        inference: str = "local",
+        inference_device: str = "cpu",
+        double_buffering: str = "auto",
+        inference_servers: int = 1,
+        inference_max_batch: int = 0,
+        inference_max_wait_ms: float = 1.0,
         max_lag: int = 0,
         shards: int = 0,
         start_method: str = "forkserver",
@@ -56,22 +67,27 @@ class Collector:
         worker_max_episodes: int = 0,
         env_retries: int = 100,
     ) -> None:
+        module = own_module(policy)
         config = RunConfig(
             env=env_spec(env, env_kwargs, wrappers, action_repeat),
             seed=drawn_seed(seed),
-            policy=policy_config(policy),
+            policy=policy_config(policy, policy_kwargs, {"action_masks": action_masks}),
+            extractors=extractors_given(policy_kwargs),
             topology=place(
-                n_envs=n_envs, n_steps=n_steps, topology=topology, workers=workers, inference=inference,
+                n_envs=number_of(env) if n_envs is None else n_envs, n_steps=n_steps,
+                topology=topology, workers=workers, inference=inference,
                 max_lag=max_lag, shards=shards, start_method=start_method, spares=spares, pick_up_rows=pick_up_rows,
                 nan_policy=nan_policy, out_of_bounds=out_of_bounds,
                 hang_floor_s=hang_floor_s, hang_ceiling_s=hang_ceiling_s,
                 worker_max_memory_mb=worker_max_memory_mb, worker_max_episodes=worker_max_episodes,
-                env_retries=env_retries,
+                env_retries=env_retries, inference_device=inference_device, double_buffering=double_buffering,
+                inference_servers=inference_servers,
+                inference_max_batch=inference_max_batch, inference_max_wait_ms=inference_max_wait_ms,
             ),
         )  # fmt: skip
-        self._parts = build_parts(config, copy.deepcopy(own_module(policy)), is_learning=False)
+        self._parts = build_parts(config, copy.deepcopy(module), is_learning=False)
         self._evaluators = Evaluators()
-        self._is_lent = False  # a batch is in the caller's hands
+        self._lent: Batch | None = None  # in the caller's hands
         self._is_torn = False  # a rollout was broken off: the environments are ahead of the journal
         self._is_published = True
         self._is_closed = False
@@ -90,9 +106,10 @@ class Collector:
         return self
 
     def __next__(self) -> Batch:
-        if self._is_closed:
-            raise UsageError("this collector was closed; make another one")
-        self._give_back()
+        self._require_open()
+        given_back = self._give_back()
+        if given_back is not None:
+            end_loan(given_back)
         if not self._is_published:  # nothing new: the same weights are the next version
             self._parts.weights.publish()
         if self._is_torn:
@@ -100,17 +117,17 @@ class Collector:
         self._is_torn = True
         batch: Batch = self._parts.reader.collect()
         self._is_published = self._is_torn = False
-        self._is_lent = True
+        self._lent = batch
         with torch_threads(1):
             complete(batch, lambda version: self._evaluators.of(self._parts.weights.acted(version)))
         return batch
 
-    def publish(self, module: Module) -> int:
-        """Act with these weights from the next rollout on; returns their version."""
-        try:
-            self._parts.module.load_state_dict(module.state_dict())
-        except RuntimeError as error:
-            raise SchemaError(f"publish: expected the parameters of the policy that acts: {error}") from error
+    def publish(self, module: Module | Mapping[str, Any]) -> int:
+        """Act with these weights (of a module, or its state_dict) from the next rollout on; returns their version."""
+        self._require_open()
+        given = module if isinstance(module, Mapping) else module.state_dict()
+        require_weights(given, self._parts.module)
+        self._parts.module.load_state_dict(given)
         self._is_published = True
         return self._parts.weights.publish()
 
@@ -123,6 +140,11 @@ class Collector:
             self._parts.close()
 
     @property
+    def parts(self) -> Parts:
+        """What it is made of; evaluate_policy reads it."""
+        return self._parts
+
+    @property
     def policy(self) -> Module:
         """The policy as it was last published; train a copy of it and publish that."""
         return self._parts.module
@@ -132,7 +154,12 @@ class Collector:
         """Where every step went; the batch in hand is produced, and not yet consumed."""
         return self._parts.reader.ledger.encode()
 
-    def _give_back(self) -> None:
-        if self._is_lent:
-            self._is_lent = False
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("this collector was closed; make another one")
+
+    def _give_back(self) -> Batch | None:
+        batch, self._lent = self._lent, None
+        if batch is not None:
             self.harvest = self._parts.reader.give_back()
+        return batch

@@ -11,17 +11,17 @@ import copy
 import logging
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, fields, replace
-from functools import cached_property
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 import numpy.typing as npt
 
-from headrace.api.arguments import next_folder, require_known, with_env
+from headrace.api.arguments import device_of, elsewhere, extractors_given, folder, learn_config, next_folder, with_env
 from headrace.api.callbacks import Calls, Logger
 from headrace.api.evaluation import evaluate_parts
 from headrace.api.plan_text import facts, plan_text
@@ -35,17 +35,18 @@ from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import HeadraceError, UsageError
 from headrace.evaluation.in_passing import InPassing
-from headrace.loading import admit, read_from, require_fit
+from headrace.loading import admit, read_from, require_fit, require_sound
 from headrace.plain_text import message_of
-from headrace.policies.config import BUILT_IN
+from headrace.policies.config import BUILT_IN, Extractors
 from headrace.policies.policy import Module
 from headrace.policies.threads import torch_threads
 from headrace.run_config import RunConfig, SessionConfig, decode, encode
 from headrace.run_lock import RunLock
 from headrace.session import Session
 from headrace.session_files import SessionFiles
-from headrace.session_result import Result
+from headrace.session_result import Result, with_not_closed
 from headrace.telemetry.sinks import Record
+from headrace.telemetry.wandb_sink import WandbConfig, started, wandb_config
 from headrace.train import Run
 from headrace.views.terminal import TerminalView
 from headrace.weights.saving import load as load_weights
@@ -62,21 +63,20 @@ class Model:
     algorithm: ClassVar[str | None] = None  # None: any
     result: Result | None = None  # how the last learn ended
     shown_steps: int | None = None  # while callbacks go through a rollout: the steps up to its present row
-    _verbose = 0
+    _verbose = _predictions = 0
     _log_folder: Path | None = None  # SB3's tensorboard_log
     _log_run: Path | None = None  # the folder in it that the last learn wrote to
     _instance: gym.Env[Any, Any] | None = None  # the environment that was passed, if it was an instance
-    _predictions = 0
+    _played: VecEnv | None = None  # get_env
     _is_new = True  # has no run directory yet and was not restored: it may not go on in another run's
     _is_torn = False  # collecting was broken off: the environments are beyond the last commit
     _is_closed = False
     _check: InPassing | None = None  # of the first episodes, begun by the first session
-
     _run: Run
     _parts: Parts
 
-    def _set_up(self, config: RunConfig, module: Module | None, schedule: Schedule | None = None) -> None:
-        self._run, self._parts = build_run(config, copy.deepcopy(module), schedule)
+    def _set_up(self, config: RunConfig, module: Module | None) -> None:
+        self._run, self._parts = build_run(config, copy.deepcopy(module))
 
     @classmethod
     def from_config(
@@ -85,16 +85,17 @@ class Model:
         module: Module | None = None,
         schedule: str | os.PathLike[str] | None = None,
         is_new: bool = True,
+        steps: int | None = None,
     ) -> Self:
         """A model from a whole configuration, as the command line and checkpoints have it.
 
         With the schedule.jsonl of an asynchronous run it replays that run inline, to the same bits. One that is not new
-        may go on in the directory of a run with the same configuration.
+        may go on in the directory of a run with the same configuration. `steps`: what it will train for, if known.
         """
+        recorded = None if schedule is None else Schedule.read(Path(schedule), config.topology.n_steps)
         model = cls.__new__(cls)
         model._is_new = is_new
-        recorded = None if schedule is None else Schedule.read(Path(schedule), config.topology.n_steps)
-        model._set_up(config, module, recorded)
+        model._run, model._parts = build_run(config, copy.deepcopy(module), recorded, steps)
         return model
 
     def plan(self) -> str:
@@ -110,6 +111,7 @@ class Model:
         reset_num_timesteps: bool = False,
         progress_bar: bool = False,
         run_dir: str | os.PathLike[str] | None = None,
+        wandb: Any = None,
         **session: Any,
     ) -> Self:
         """Train for that many more steps. With a run_dir, metrics, checkpoints, result and report are kept there.
@@ -117,31 +119,28 @@ class Model:
         `callback` is a function that gets every update's record, an object with SB3's methods, or a list of both; False
         ends training. Metrics are written every `log_interval` updates. With the model's tensorboard_log, the run
         directory is <tensorboard_log>/<tb_log_name>_1, _2 ... `reset_num_timesteps` counts from 0 again.
+        `wandb`: True, a project, or a dict of project, entity, name, mode: metrics go to Weights & Biases as well.
         Further keywords: eval_every, n_eval_episodes, stop_reward, checkpoint_every, keep_checkpoints,
         keep_episodes_mb, check_episodes, stall_after_s, tags.
         With progress_bar, or verbose=1, the terminal shows the run. Ctrl-C ends it at the last update and comes out as
         KeyboardInterrupt; the model is then as after that update, and can be saved or learn on.
         """
-        require_known("learn", session, [field.name for field in fields(SessionConfig)])
-        config = SessionConfig(int(total_timesteps), log_interval=log_interval, **session)
-        if reset_num_timesteps:
-            self._run.updates = self._run.steps = 0
-        show = progress_bar or self._verbose > 0
-        directory = None if run_dir is None else Path(run_dir)
+        config = learn_config(total_timesteps, tb_log_name, log_interval=log_interval, **session)
+        directory = None if run_dir is None else folder("run_dir", run_dir)
         if directory is None and self._log_folder is not None:
             name = tb_log_name or type(self).__name__
             is_next = reset_num_timesteps or self._log_run is None
             directory = self._log_run = next_folder(self._log_folder, name) if is_next else self._log_run
-        more = replace(config, total_timesteps=self._run.steps + config.total_timesteps)
-        place = self._parts.config.topology
-        calls = Calls(callback, self, place.n_steps, place.n_envs)
+        more = replace(config, total_timesteps=(not reset_num_timesteps) * self._run.steps + config.total_timesteps)
+        calls = Calls(callback, self, more.total_timesteps)
+        if reset_num_timesteps:
+            self._run.updates = self._run.steps = 0
         calls.start()
-        result = self.train(more, directory, show, calls if calls else None)
+        show = progress_bar or self._verbose > 0
+        result = self.train(more, directory, show, calls or None, wandb=wandb_config(wandb))
         calls.end()
-        if result.exit_reason == "SIGINT":
-            raise KeyboardInterrupt
-        if result.exit_reason in ("SIGTERM", "SIGHUP"):
-            raise SystemExit(result.exit_code)
+        if result.exit_reason in ("SIGINT", "SIGTERM", "SIGHUP"):
+            raise KeyboardInterrupt if result.exit_reason == "SIGINT" else SystemExit(result.exit_code)
         return self
 
     def train(
@@ -151,6 +150,7 @@ class Model:
         show: bool,
         callback: Callback | None = None,
         lock: RunLock | None = None,
+        wandb: WandbConfig | None = None,
     ) -> Result:
         """Train up to config.total_timesteps steps in all, counted from the run's start.
 
@@ -160,9 +160,10 @@ class Model:
             raise UsageError("this model was closed; make or load another one")
         if self._is_torn:
             self._rewind()
+        encoded = encode(self._parts.config) | {"session": asdict(config)}
+        self._last_dir, self._sinks = run_dir, partial(started, wandb, run_dir, encoded)
         if run_dir is None:
             return self._train(config, None, show, callback)
-        encoded = encode(self._parts.config) | {"session": asdict(config)}
         with open_run_dir(run_dir, encoded, self._is_new, lock):
             self._is_new = False
             return self._train(config, run_dir, show, callback)
@@ -172,27 +173,28 @@ class Model:
         if show:
             view = TerminalView(parts.config.env.name, config.total_timesteps, facts(parts, self._run.algorithm))
             parts.reader.say = view.message
-        notes, nan_policy = parts.topology.reasons, parts.config.topology.nan_policy
+        place, notes, nan_policy = parts.topology, parts.topology.reasons, parts.config.topology.nan_policy
         if nan_policy != "raise" and config.keep_episodes_mb:  # a replay would see what was mended, not what is stored
             notes = (*notes, f"nan_policy={nan_policy}: episodes are not recorded, so headrace replay has none")
             config = replace(config, keep_episodes_mb=0)
-        files = SessionFiles(run_dir, config, len(parts.topology.shards), parts.topology.max_lag > 0, parts.config.seed)
+        files = SessionFiles(run_dir, config, len(place.shards), place.max_lag > 0, parts.config.seed, self._sinks)
         parts.reader.is_recording = files.is_recording
         check = self._checked_in_passing(config.check_episodes)
-        session = Session(self._run, config, self._evaluated, files, check, run_dir, view, callback, notes)
+        play = partial(evaluate_parts, parts)
+        called = callback if isinstance(callback, Calls) or callback is None else lambda record, _: callback(record)
+        session = Session(self._run, config, play, files, check, run_dir, view, called, notes, place.forecast)
         self._is_torn = True  # until the session comes to an orderly end
         with torch_threads(self._run.algorithm.threads):  # once for all updates
             self.result = session.train()
         self._is_torn = self.result.exit_code in (129, 130, 143)
         return self.result
 
-    def predict(
-        self, observation: Any, state: None = None, episode_start: None = None, deterministic: bool = False
-    ) -> tuple[Array, None]:
-        """Actions for one observation or a batch, as the environment wants them; `state` is for SB3's signature."""
-        actions = predicted(self._parts, observation, None if deterministic else self._predictions)
+    def predict(self, observation: Any, state: Any = None, episode_start: Any = None,
+                deterministic: bool = False, action_masks: Any = None) -> tuple[Array, Any]:  # fmt: skip
+        """Actions for one observation or a batch, as the environment wants them; `state` is a recurrent policy's."""
+        draw = None if deterministic else self._predictions
         self._predictions += not deterministic
-        return actions, None
+        return predicted(self._parts, observation, draw, state, episode_start, action_masks)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything needed to go on, or to predict, into a directory."""
@@ -208,26 +210,24 @@ class Model:
         topology: str | None = None,
         workers: int | str | None = None,
         trust: bool = False,
+        policy_kwargs: Mapping[str, Any] | None = None,
         **schedules: Any,
     ) -> Self:
         """A model from `save`, a checkpoint or a run directory, ready to go on learning bit for bit.
 
-        With `weights_only` it is for predicting and evaluating: live episodes are not replayed, learning starts anew.
-        `topology` and `workers` place its actors elsewhere than the saved run's, which changes no bit of a synchronous
-        run. Functions can't be saved: pass the environment, the policy's module or a schedule again if it was one.
-        A checkpoint that you did not make may name a registered environment and no more: for module:attribute, kwargs
-        or wrappers pass `env` yourself, or look at it and say `trust`.
+        With `weights_only` it predicts and evaluates: live episodes are not replayed, learning starts anew. `topology`
+        and `workers` place actors elsewhere, which changes no bit of a synchronous run. Pass functions again, which
+        can't be saved: environment, module, schedule. A checkpoint that you did not make may name a registered id. For
+        module:attribute, kwargs, wrappers pass `env`, for feature extractors `policy_kwargs`; or say `trust`.
         """
         _, snapshot, damaged = find_latest(Path(path))
         for line in damaged:
             warnings.warn(line, stacklevel=2)
-        admit(snapshot, env, trust)
-        place = None
-        if topology is not None or workers is not None:
-            saved = TopologyConfig(**snapshot.state["config"]["topology"])
-            asked = str(workers) if workers is not None else "auto"
-            place = replace(saved, topology=topology or saved.topology, workers=asked, shards=0)
-        return cls.from_snapshot(snapshot, env, policy, weights_only, place, trust, **schedules)
+        require_sound(snapshot)
+        if "device" in schedules:  # SB3's name
+            schedules["learner_device"] = device_of(schedules.pop("device"), schedules.get("learner_device"))
+        place, own = elsewhere(snapshot.state["config"]["topology"], topology, workers), extractors_given(policy_kwargs)
+        return cls.from_snapshot(snapshot, env, policy, weights_only, place, trust, extractors=own, **schedules)
 
     @classmethod
     def from_snapshot(
@@ -238,12 +238,14 @@ class Model:
         weights_only: bool = False,
         topology: TopologyConfig | None = None,
         trust: bool = False,
+        total_timesteps: int | None = None,
+        extractors: Extractors | None = None,
         **schedules: Any,
     ) -> Self:
         """The same, from a snapshot that is already in memory; `topology` may place the actors elsewhere."""
-        admit(snapshot, env, trust)
+        admit(snapshot, env, trust, has_policy=extractors is not None or policy is not None)
         spec = env if isinstance(env, EnvSpec) or env is None else with_env(snapshot.state["config"]["env"], env)
-        config = decode(snapshot.state["config"], spec, **schedules)
+        config = decode(snapshot.state["config"], spec, extractors, **schedules)
         config = config if topology is None else replace(config, topology=topology)
         if cls.algorithm not in (None, config.algorithm.name):
             raise UsageError(
@@ -254,7 +256,7 @@ class Model:
             raise UsageError(
                 f"the run's policy was a module of its own ({config.policy.policy}); pass policy=... again"
             )
-        model = cls.from_config(config, policy)
+        model = cls.from_config(config, policy, steps=total_timesteps and total_timesteps - snapshot.state["steps"])
         try:
             require_fit(snapshot, model._parts.fit(), weights_only)
             if weights_only:
@@ -270,27 +272,27 @@ class Model:
         return model
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments. The error of one that can't be closed is kept in the result, and raised."""
         self._is_closed = True
-        self._run.close()
+        if self._played is not None:
+            self._played.close()
+        try:
+            self._run.close()
+        except HeadraceError as error:
+            if self.result is not None:
+                self.result = with_not_closed(self.result, self._last_dir, message_of(error))
+            raise
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             self.close()
         except Exception as second:
             if error is None:
                 raise
             logger.warning("not all could be closed: %s", message_of(second))  # and the error goes on its way
-
-    @property
-    def policy(self) -> Module:
-        """The torch module that is trained."""
-        return self._parts.module
 
     @property
     def num_timesteps(self) -> int:
@@ -303,31 +305,28 @@ class Model:
         return Logger()
 
     def get_env(self) -> VecEnv:
-        """Environments to play in, with SB3's four-value step: the instance that was passed, or new ones."""
-        return play_envs(self._parts.config, self._instance)
+        """Environments to play in, with SB3's four-value step: the instance that was passed, or ones of their own."""
+        if self._played is None or self._played.is_closed:
+            self._played = play_envs(self._parts.config, self._instance)
+        return self._played
+
+    def get_vec_normalize_env(self) -> None: ...  # SB3's callbacks ask for it; there is none
 
     @property
-    def run(self) -> Run:
-        """The run, for those who want to look."""
-        return self._run
+    def ep_info_buffer(self) -> deque[dict[str, float]]:
+        """The last `stats_window_size` episodes: return "r" and length "l"."""
+        return deque({"r": total, "l": length} for total, length in self._parts.reader.journal.recent)
 
-    @property
-    def parts(self) -> Parts:
-        """What the run is made of, for those who want to look."""
-        return self._parts
-
-    def _evaluated(self, n_episodes: int) -> Any:
-        return evaluate_parts(self._parts, n_episodes)
+    policy = property(lambda self: self._parts.module, doc="The torch module that is trained.")
+    run = property(lambda self: self._run, doc="The run, for those who want to look.")
+    parts = property(lambda self: self._parts, doc="What the run is made of, for those who want to look.")
 
     def _checked_in_passing(self, count: int) -> InPassing:
         """What is checked on the way, by all sessions together."""
-        parts = self._parts
+        config, reader = self._parts.config, self._parts.reader
         if self._check is None or not count:
-            nan_policy = parts.config.topology.nan_policy
-            why_off = "" if nan_policy == "raise" else f"nan_policy={nan_policy}: episodes are stored as mended"
-            why_off = "a pool that resets itself (class B)" if parts.config.env.is_vector() else why_off
-            self._check = InPassing(parts.config.env, parts.reader.journal.seed_of, count, why_off)
-        parts.reader.notices.first_episodes = self._check.episodes
+            self._check = InPassing.of(config.env, reader.journal.seed_of, count, config.topology.nan_policy)
+        reader.notices.first_episodes = self._check.episodes
         return self._check
 
     def _snapshot(self) -> Snapshot:

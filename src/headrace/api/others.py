@@ -5,16 +5,30 @@ A further algorithm is one more class of two lines: its options come from its co
 
 from __future__ import annotations
 
-import difflib
+import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar
 
-from headrace.api.arguments import drawn_seed, env_spec, own_module, place, policy_config
+from headrace.api.arguments import (
+    OF_ITS_OWN,
+    device_of,
+    drawn_seed,
+    env_spec,
+    extractors_given,
+    folder,
+    number_of,
+    own_module,
+    place,
+    policy_config,
+    require_known,
+)
 from headrace.api.model import Model
 from headrace.collecting.topology import TopologyConfig
+from headrace.envs.instances import Instance
 from headrace.envs.spec import EnvSource, EnvSpec
-from headrace.errors import UsageError
+from headrace.errors import whole
 from headrace.learning.config import AlgorithmConfig, ImpalaConfig
 from headrace.policies.policy import Module
 from headrace.run_config import RunConfig
@@ -28,7 +42,7 @@ class OtherModel(Model):
     def __init__(
         self,
         policy: str | Module,
-        env: EnvSource | EnvSpec,
+        env: EnvSource | EnvSpec | Instance,
         *,
         env_kwargs: Mapping[str, Any] | None = None,
         wrappers: Sequence[EnvSource] = (),
@@ -36,24 +50,28 @@ class OtherModel(Model):
         policy_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
         verbose: int = 0,
+        device: Any = "auto",
+        tensorboard_log: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         own, where = ({field.name for field in fields(kind)} for kind in (self.config, TopologyConfig))
-        for name in options:
-            if name not in own | where:
-                close = difflib.get_close_matches(name, own | where, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"expected some of {', '.join(sorted(own | where))}"
-                raise UsageError(f"unknown option {name}: {hint}")
+        known = own | where | set(OF_ITS_OWN) | set(inspect.signature(type(self)).parameters)
+        require_known(type(self).__name__, options, sorted(known))
+        options["learner_device"] = device_of(device, options.get("learner_device"))
+        shows = whole("verbose", verbose, 0)
+        log_folder = None if tensorboard_log is None else folder("tensorboard_log", tensorboard_log)
         places = {name: value for name, value in options.items() if name in where}
         config = RunConfig(
             env=env_spec(env, env_kwargs, wrappers, action_repeat),
             seed=drawn_seed(seed),
-            policy=policy_config(policy, policy_kwargs),
+            policy=policy_config(policy, policy_kwargs, options),
+            extractors=extractors_given(policy_kwargs),
             algorithm=self.config(**{name: value for name, value in options.items() if name in own}),
-            topology=place(**{"n_steps": self.config.default_n_steps} | places),
+            topology=place(**{"n_steps": self.config.default_n_steps, "n_envs": number_of(env)} | places),
         )
         self._set_up(config, own_module(policy))
-        self._verbose = verbose
+        self._verbose = shows
+        self._log_folder = log_folder
 
 
 class IMPALA(OtherModel):

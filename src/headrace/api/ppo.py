@@ -5,23 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-
 from headrace.api.arguments import (
+    device_of,
     drawn_seed,
     env_spec,
+    extractors_given,
+    folder,
+    is_single,
+    number_of,
     own_module,
     place,
     policy_config,
-    require_device,
     require_known,
+    takes_preset,
 )
 from headrace.api.model import Model
+from headrace.api.sb3_words import MODEL, require_nothing
+from headrace.envs.instances import Instance
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
-from headrace.errors import UsageError
+from headrace.errors import whole
+from headrace.extras import require
 from headrace.learning.config import PpoConfig
 from headrace.learning.config import Schedule as Coefficient
 from headrace.policies.policy import Module
@@ -32,6 +37,8 @@ _PLACE = (
     "n_envs", "n_steps", "topology", "workers", "inference", "max_lag", "shards", "start_method", "spares",
     "pick_up_rows", "publish_every", "batch", "nan_policy", "out_of_bounds",
     "hang_floor_s", "hang_ceiling_s", "worker_max_memory_mb", "worker_max_episodes", "env_retries",
+    "stats_window_size",
+    "inference_device", "double_buffering", "inference_servers", "inference_max_batch", "inference_max_wait_ms",
 )  # fmt: skip
 
 
@@ -40,10 +47,11 @@ class PPO(Model):
 
     algorithm = "ppo"
 
+    @takes_preset
     def __init__(
         self,
         policy: str | Module,
-        env: EnvSource | EnvSpec | gym.Env[Any, Any],
+        env: EnvSource | EnvSpec | Instance,
         learning_rate: Coefficient = 3e-4,
         n_steps: int = 2048,
         batch_size: int = 64,
@@ -51,13 +59,20 @@ class PPO(Model):
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
         clip_range: Coefficient = 0.2,
-        clip_range_vf: float | None = None,
+        clip_range_vf: Coefficient | None = None,
         normalize_advantage: bool = True,
         ent_coef: Coefficient = 0.0,
         vf_coef: float = 0.5,
         max_grad_norm: float = 0.5,
-        target_kl: float | None = None,
         *,
+        target_kl: float | None = None,
+        action_masks: bool = False,
+        norm_obs: bool = False,
+        norm_reward: bool = False,
+        clip_obs: float = 10.0,
+        clip_reward: float = 10.0,
+        norm_obs_keys: Sequence[str] | None = None,
+        preset: str | None = None,
         n_envs: int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         wrappers: Sequence[Wrapper] = (),
@@ -65,11 +80,17 @@ class PPO(Model):
         policy_kwargs: Mapping[str, Any] | None = None,
         gradients: str = "auto",
         learner_threads: int = 1,
+        learner_device: Any = None,
         late: str = "weight",
         late_clip: float = 1.0,
         topology: str = "auto",
         workers: int | str = "auto",
-        inference: str = "auto",
+        inference: str = "local",
+        inference_device: str = "cpu",
+        double_buffering: str = "auto",
+        inference_servers: int = 1,
+        inference_max_batch: int = 0,
+        inference_max_wait_ms: float = 1.0,
         max_lag: int = 0,
         shards: int = 0,
         start_method: str = "forkserver",
@@ -88,24 +109,37 @@ class PPO(Model):
         verbose: int = 0,
         device: Any = "auto",
         tensorboard_log: str | os.PathLike[str] | None = None,
+        stats_window_size: int = 100,
         use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: Any = None,
+        rollout_buffer_kwargs: Any = None,
+        _init_setup_model: bool = True,
         **unknown: Any,
     ) -> None:
-        """SB3's arguments mean what they mean there. An `env` that is an instance is built anew n_envs times (1)."""
+        """SB3's arguments mean what they mean there. An instance as `env` is built anew, n_envs times (1; as many as a
+        vector environment has). `preset` ("atari") names defaults for the arguments that are not given
+        (headrace.presets). With `action_masks`, actions that the environment forbids are never taken. norm_obs,
+        norm_reward, clip_obs, clip_reward and norm_obs_keys are VecNormalize's.
+        """
         given = locals()
         require_known("PPO", unknown, [name for name in given if name not in ("self", "unknown")])
-        require_device(device)
-        if use_sde:
-            raise UsageError("use_sde: state-dependent exploration is not built; leave it out for Gaussian noise")
-        if n_envs is None and isinstance(env, gym.Env):
-            given["n_envs"] = 1
+        require_nothing(given, MODEL)
+        given["learner_device"] = device_of(device, learner_device)
+        if tensorboard_log is not None:
+            require("tensorboard", "tensorboard_log")
+        shows = whole("verbose", verbose, 0)
+        log_folder = None if tensorboard_log is None else folder("tensorboard_log", tensorboard_log)
+        if n_envs is None:
+            given["n_envs"] = number_of(env)
         config = RunConfig(
             env=env_spec(env, env_kwargs, wrappers, action_repeat),
             seed=drawn_seed(seed),
-            policy=policy_config(policy, policy_kwargs),
+            policy=policy_config(policy, policy_kwargs, given),
+            extractors=extractors_given(policy_kwargs),
             algorithm=PpoConfig(**{name: given[name] for name in _ALGORITHM}),
             topology=place(**{name: given[name] for name in _PLACE}),
         )
         self._set_up(config, own_module(policy))
-        self._verbose, self._instance = verbose, env if isinstance(env, gym.Env) else None
-        self._log_folder = None if tensorboard_log is None else Path(tensorboard_log)
+        self._verbose, self._instance = shows, env if is_single(env) else None
+        self._log_folder = log_folder

@@ -18,8 +18,9 @@ from typing import Any
 
 from headrace.api.arguments import with_env
 from headrace.checkpoints.run_directory import other_versions, read_config
+from headrace.envs.masks import masked
 from headrace.envs.seeds import Purpose
-from headrace.envs.spec import EnvSource, EnvSpec
+from headrace.envs.spec import MASKS, EnvSource, EnvSpec
 from headrace.episodes.journal_file import read_journal
 from headrace.episodes.parting import Parting, first_parting
 from headrace.episodes.recorded import RecordedEpisode, episodes_of
@@ -55,9 +56,7 @@ def replay(
         result = replay_episode(seen, spec.seed_of(seed, Purpose.ENV)(index, number), found[0], look)
     if result.difference is None:
         return result
-    others = other_versions(folder)
-    why = f"Other versions: {'; '.join(others)}" if others else "Its code changed, or it is class C (headrace check)"
-    return replaced(result, difference=f"{result.difference}. {why}")
+    return replaced(result, difference=f"{result.difference}. {why_it_differs(folder)}")
 
 
 def recorded_episodes(run: str | os.PathLike[str]) -> list[RecordedEpisode]:
@@ -83,6 +82,7 @@ def admitted_env(run: Path, env: EnvSource | EnvSpec | None = None, trust: bool 
     if env is None:
         return decode_env(config["env"])
     spec = env if isinstance(env, EnvSpec) else with_env(config["env"], env)
+    spec = masked(spec) if MASKS in config["env"]["wrappers"] else spec
     return replaced(spec, seed_bits=config["env"]["seed_bits"])  # as the run found them
 
 
@@ -99,6 +99,12 @@ def read_frames(run: Path) -> tuple[int, list[Any]]:
             f"{run}: its config.json has seed {config.get('seed')}, its journal {seed}; expected one run"
         )
     return seed, frames
+
+
+def why_it_differs(run: Path) -> str:
+    """The likely cause of a replay that is not the recorded episode."""
+    others = other_versions(run)
+    return f"Other versions: {'; '.join(others)}" if others else "Its code changed, or it is class C (headrace check)"
 
 
 def _why_none(config: dict[str, Any]) -> str:
@@ -140,12 +146,12 @@ def _missing(run: Path, index: int, number: int, frames: list[Any], found: list[
 @contextmanager
 def _filming(spec: EnvSpec, render: str | os.PathLike[str] | None) -> Iterator[tuple[EnvSpec, Look]]:
     if render is None:
-        yield spec, lambda env: None
+        yield spec, lambda env, replay: None
         return
     path = Path(render)
     require_video_name(path)
     film = Film()
-    yield replaced(spec, kwargs={**spec.kwargs, "render_mode": "rgb_array"}), film.look
+    yield replaced(spec, kwargs={**spec.kwargs, "render_mode": "rgb_array"}), lambda env, replay: film.look(env)
     film.save(path)
 
 

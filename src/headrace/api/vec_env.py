@@ -14,8 +14,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from headrace.clock import now_s
+from headrace.envs.masks import ActionMasks
 from headrace.envs.seeds import Purpose
 from headrace.errors import UsageError
 from headrace.run_config import RunConfig
@@ -33,6 +35,7 @@ class VecEnv:
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
         self.render_mode = self.envs[0].render_mode
         self._seeds: list[int | None] = list(seeds)
+        self.is_closed = False
         self._borrowed = borrowed  # the user's own instance: theirs to close
         self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
         self._start_s = now_s()
@@ -43,13 +46,13 @@ class VecEnv:
         self._seeds = [None if seed is None else seed + index for index in range(self.num_envs)]
         return self._seeds
 
-    def reset(self) -> Array:
+    def reset(self) -> Any:
         """All begin anew; observations [n, ...]."""
         observations = [self._reset(index) for index in range(self.num_envs)]
         self._seeds = [None] * self.num_envs
-        return np.stack(observations)
+        return self._together(observations)
 
-    def step(self, actions: Any) -> tuple[Array, Array, Array, list[dict[str, Any]]]:
+    def step(self, actions: Any) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         """One action each; observations, rewards, dones, infos.
 
         Where an episode has ended, the observation is the first of the next one, and the info has
@@ -59,7 +62,7 @@ class VecEnv:
             raise UsageError(f"step: expected {self.num_envs} actions, one for each environment, got {len(actions)}")
         seen = [self._step(index, action) for index, action in enumerate(actions)]
         observations, rewards, dones, infos = zip(*seen, strict=True)
-        return np.stack(observations), np.array(rewards, np.float32), np.array(dones), list(infos)
+        return self._together(observations), np.array(rewards, np.float32), np.array(dones), list(infos)
 
     def render(self, mode: str | None = None) -> Any:
         """A frame of the first environment (rgb_array), or a window (human)."""
@@ -71,7 +74,8 @@ class VecEnv:
 
     def close(self) -> None:
         """Close them, except an instance that was passed to the model: that stays its owner's."""
-        if not self._borrowed:
+        if not self._borrowed and not self.is_closed:
+            self.is_closed = True
             for env in self.envs:
                 env.close()
 
@@ -87,6 +91,14 @@ class VecEnv:
     def env_method(self, name: str, *args: Any, indices: int | Sequence[int] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of each."""
         return [env.get_wrapper_attr(name)(*args, **kwargs) for env in self._some(indices)]
+
+    def _together(self, observations: Sequence[Any]) -> Any:
+        """[n, ...], of each array where there are several."""
+        space = self.observation_space
+        if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+            return np.stack(observations)
+        empty: Any = create_empty_array(space, len(observations))
+        return concatenate(space, observations, empty)
 
     def _some(self, indices: int | Sequence[int] | None) -> list[Env]:
         if indices is None:
@@ -120,5 +132,7 @@ def play_envs(config: RunConfig, instance: Env | None = None) -> VecEnv:
     n_envs = config.topology.n_envs if instance is None else 1
     seed_of = config.env.seed_of(config.seed, Purpose.EVALUATION)
     seeds = [seed_of(index, 0) for index in range(n_envs)]
+    if instance is not None and config.policy.action_masks:
+        instance = ActionMasks(instance)
     envs = [config.env.make() for _ in range(n_envs)] if instance is None else [instance]
     return VecEnv(envs, seeds, borrowed=instance is not None)

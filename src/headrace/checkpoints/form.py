@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.collecting.topology import MAX_WINDOW
+from headrace.memory.schema import STATE
 from headrace.memory.spaces import decode, decode_observation, leaves_of, shape_of
+from headrace.policies.config import ACTIVATIONS
 
 Array = npt.NDArray[Any]
 Check = Callable[[Any, str], None]
@@ -168,14 +171,47 @@ _SPACES = {
 }
 
 
-def _space(value: Any, where: str) -> None:
+def _observation(value: Any, where: str) -> None:
+    if not isinstance(value, dict) or value.get("kind") != "Dict":
+        _leaf(value, where)
+        return
+    names_of = list_of(text, most=10_000)
+    record(kind=text, leaves=list_of(pair(text, _leaf), 1, 10_000), left_out=names_of)(value, where)
+    names = [name for name, _ in value["leaves"]]
+    if len(set(names)) < len(names):
+        _refuse(f"{where}.leaves", "names that differ", names)
+
+
+def _leaf(value: Any, where: str) -> None:
     kind = value.get("kind") if isinstance(value, dict) else None
     one_of(*_SPACES)(kind, f"{where}.kind")
+    if kind == "Box" and "stack" in value:
+        shape = value.get("shape")
+        whole(2, 1 << 16)(value["stack"], f"{where}.stack")
+        if not isinstance(shape, list) or not shape or shape[0] != value["stack"]:
+            _refuse(f"{where}.stack", "the length of its first axis", value["stack"])
+        value = {name: entry for name, entry in value.items() if name != "stack"}
     _SPACES[str(kind)](value, where)
     size = math.prod(value.get("shape", []))
     for name in ("low", "high", "nvec", "start"):
         if isinstance(value.get(name), list) and len(value[name]) not in ((1, size) if kind == "Box" else (size,)):
             _refuse(f"{where}.{name}", f"{size:,} entries, as its shape says", value[name])
+
+
+def _policy(value: Any, where: str) -> None:
+    at_least(
+        policy=text, net_arch=_layers, net_arch_vf=_layers, activation=one_of(*ACTIVATIONS), log_std_init=number,
+        tile=whole(0, 1 << 16),
+    )(value, where)  # fmt: skip
+    extractors = ("features_extractor_class", _text_or_callable), ("features_extractor_kwargs", mapping(anything, 1000))
+    if any(name in value for name, _ in extractors):
+        for name, entry in extractors:
+            at_least(**{name: mapping(entry, 1000)})(value, where)
+
+
+def _layers(value: Any, where: str) -> None:
+    if value is not None:
+        list_of(whole(1, 1 << 24), most=64)(value, where)
 
 
 # What is bounded here decides how much is built. The rest is held against the options' own rules (loading).
@@ -185,14 +221,11 @@ CONFIG = record(
         action_repeat=whole(1, 1 << 20), seed_bits=whole(32, 63),
     ),
     seed=whole(0, None),
-    policy=at_least(
-        policy=text, net_arch=list_of(whole(1, 1 << 24), most=64), activation=one_of("tanh", "relu"),
-        log_std_init=number, tile=whole(0, 1 << 16),
-    ),
+    policy=_policy,
     algorithm=at_least(name=text, batch_size=whole(1), learner_threads=whole(1, 1024)),
     topology=at_least(
         n_envs=whole(1, MAX_ENVS), n_steps=whole(1, 1 << 32), shards=whole(0, MAX_ENVS), max_lag=whole(0, 1 << 12),
-        pick_up_rows=whole(-1, 1 << 32), workers=text, publish_every=text,
+        pick_up_rows=whole(-1, 1 << 32), workers=text, publish_every=text, stats_window_size=whole(1, MAX_WINDOW),
     ),
 )  # fmt: skip
 
@@ -217,8 +250,8 @@ def _state(n_envs: int) -> Check:
     count = whole()
     return record(
         config=CONFIG,
-        observation_space=_space,
-        action_space=_space,
+        observation_space=_observation,
+        action_space=_leaf,
         updates=count,
         steps=count,
         hashes=record(weights_sha256=_hash, optimizer_sha256=_hash),
@@ -236,7 +269,7 @@ def _state(n_envs: int) -> Check:
             ),
             statistics=record(
                 **{"return": list_of(number, n_envs, n_envs), "length": list_of(count, n_envs, n_envs)},
-                recent=list_of(pair(number, count), most=10_000),
+                recent=list_of(pair(number, count), most=MAX_WINDOW),
                 finished=count,
             ),
         ),
@@ -246,8 +279,10 @@ def _state(n_envs: int) -> Check:
 def _require_arrays(state: Mapping[str, Any], arrays: Mapping[str, Array], n_envs: int) -> None:
     action = decode(state["action_space"])
     last = {f"last_{name}": leaf for name, leaf in leaves_of(decode_observation(state["observation_space"])).items()}
-    names = {"noise_counter", "lengths", "actions", "checksum", *last}
-    _require_names(dict(arrays), "episodes", names, names | {"published"})
+    names, kept = {"noise_counter", "lengths", "actions", "checksum", *last}, f"last_{STATE}"
+    _require_names(dict(arrays), "episodes", names, names | {"published", kept})
+    if kept in arrays:
+        _require_array(kept, arrays[kept], (n_envs, *arrays[kept].shape[1:2]), "float32")
     for name in ("noise_counter", "lengths"):
         _require_array(name, arrays[name], (n_envs,), "int64")
         if (arrays[name] < 0).any():
@@ -257,7 +292,7 @@ def _require_arrays(state: Mapping[str, Any], arrays: Mapping[str, Array], n_env
     for name, leaf in last.items():
         _require_array(name, arrays[name], (n_envs, *shape_of(leaf)), leaf.dtype)
     _require_array("actions", arrays["actions"], (total, *shape_of(action)), action.dtype)
-    for name in (*last, "actions", "published"):
+    for name in (*last, "actions", "published", kept):
         require_no_nan(f"episodes.{name}", arrays.get(name))
 
 

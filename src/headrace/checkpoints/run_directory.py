@@ -28,6 +28,7 @@ import numpy as np
 
 from headrace.checkpoints.arrays import read_columns
 from headrace.checkpoints.proof import CONFIGURATION, doubt_about, prove
+from headrace.collecting.topology import PLACES
 from headrace.episodes.journal_file import cut_journal
 from headrace.errors import JournalError, UsageError
 from headrace.evaluation.evaluate import Evaluated
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _WRITTEN = {
     "config.json", "versions.json", "log.txt", "metrics.jsonl", "episodes.jsonl", "schedule.jsonl", "evaluations.npz",
+    "wandb", "wandb.json", "wandb.log",
     "result.json", "report.html", "report.png", "checkpoints", "best", "superseded", "journal",
 }  # fmt: skip
 _UNFINISHED = (".partial", ".unfinished", ".old")
@@ -54,7 +56,7 @@ def default_run_dir(env: str, algorithm: str, seed: int) -> Path:
 def _without_places(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration as JSON has it, without where actors run: a run may go on elsewhere."""
     plain: dict[str, Any] = json.loads(json.dumps(config))
-    for name in ("topology", "workers", "shards", "start_method", "spares"):
+    for name in PLACES:
         plain.get("topology", {}).pop(name, None)
     return plain
 

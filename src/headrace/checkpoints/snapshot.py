@@ -35,7 +35,7 @@ from headrace.checkpoints.proof import CHECKPOINT, doubt_about, prove
 from headrace.errors import CheckpointError
 from headrace.files import MAX_ARRAY_BYTES, MAX_JSON_BYTES, is_real_directory, parse_object, read_regular
 
-FORMAT = 4  # 1: no names of algorithms; 2: no width of seeds; 3: no checksums of running episodes
+FORMAT = 5  # 1: no names of algorithms; 2: no width of seeds; 3: no checksums of running episodes; 4: fewer options
 _TENSORS = ("weights", "optimizer", "episodes")
 _FILES = {f"{part}.safetensors": MAX_ARRAY_BYTES for part in _TENSORS} | {"state.json": MAX_JSON_BYTES}
 _STEP = re.compile(r"step_\d{1,20}")

@@ -14,6 +14,7 @@ from headrace.cli.own_modules import find_modules
 from headrace.cli.printing import say
 from headrace.clock import wall_time
 from headrace.errors import HeadraceError, UsageError
+from headrace.extras import has, left_out, require
 from headrace.files import read_named, require_no_links
 from headrace.plain_text import printable
 
@@ -50,7 +51,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
 
     rollout = commands.add_parser("rollout", help="play groups of episodes and keep their records")
     _configured(rollout)
-    rollout.add_argument("--run-dir", type=Path, help="where records go; an interrupted run there continues")
+    rollout.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="where records go; an interrupted run there continues"
+    )
     rollout.add_argument(
         "--val", action="store_true", help="play the groups of es_manager.val, not of es_manager.train"
     )
@@ -59,35 +62,46 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     compare = commands.add_parser("compare", help="sequential and parallel side by side; exit code 1 if they disagree")
     _configured(compare)
     compare.add_argument("--cheap-only", action="store_true", help="add no environment that waits for a tool")
-    compare.add_argument("--plot", type=Path, default=Path("agents-compare.png"), help="where the picture goes")
-    compare.add_argument("--json", type=Path, help="the numbers, as JSON")
+    compare.add_argument(
+        "--plot", type=Path, metavar="FILE", help="where the picture goes (default: agents-compare.png)"
+    )
+    compare.add_argument("--json", type=Path, metavar="FILE", help="the numbers, as JSON")
     compare.set_defaults(run=_compare)
 
     serve = commands.add_parser("serve", help="a server with vLLM's token interface")
     _configured(serve)
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; other than loopback needs a token")
-    serve.add_argument("--port", type=int, default=8000)
-    serve.add_argument("--token-file", type=Path, help="file with the token that clients must send, on every route")
+    serve.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
+                       help="where to listen; other than loopback needs a token (default: %(default)s)")  # fmt: skip
+    serve.add_argument("--port", type=int, metavar="N", default=8000, help="port to listen on (default: %(default)s)")
+    serve.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="file with the token that clients must send, on every route"
+    )
     serve.add_argument("--token", help="the token itself; others on this machine can read a command line. Without "
                        "either, the environment variable HEADRACE_TOKEN")  # fmt: skip
-    serve.add_argument("--weights-dir", type=Path, help="folder below which clients may name safetensors files to load")
+    serve.add_argument(
+        "--weights-dir", type=Path, metavar="DIR", help="folder below which clients may name safetensors files to load"
+    )
     for kind in ("slow", "error", "drop", "garbage", "wrong-logprobs", "wrong-ids", "stale", "limited"):
-        serve.add_argument(f"--fault-{kind}", type=float, default=0.0, metavar="SHARE", help="share of requests")
-    serve.add_argument("--slow-s", type=float, default=5.0, help="seconds that a slow answer takes")
-    serve.add_argument("--fault-seed", type=int, default=0, help="seed of the faults")
+        serve.add_argument(f"--fault-{kind}", type=float, default=0.0, metavar="SHARE",
+                           help=f"share of requests, 0 to 1, with the fault {kind} (default: 0)")  # fmt: skip
+    serve.add_argument(
+        "--slow-s", type=float, metavar="X", default=5.0, help="seconds that a slow answer takes (default: 5)"
+    )
+    serve.add_argument("--fault-seed", type=int, metavar="N", default=0, help="seed of the faults (default: 0)")
     serve.set_defaults(run=_serve)
 
     show = commands.add_parser("show", help="print a recorded conversation, or list a file's episodes")
-    show.add_argument("file", type=Path, help="records.parquet, groups.jsonl or a run directory")
-    show.add_argument("episode", nargs="?", help="group-member, as in 3-0")
+    show.add_argument("file", type=Path, metavar="FILE", help="records.parquet, groups.jsonl or a run directory")
+    show.add_argument("episode", nargs="?", metavar="EPISODE", help="group-member, as in 3-0")
     show.add_argument("--html", type=Path, metavar="FILE", help="write a page to look through them, in one file")
     show.set_defaults(run=_show)
     return parser, commands.choices
 
 
 def _configured(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config-name", default="base", help="base, base-parallel, or a YAML file")
-    parser.add_argument("--config-dir", type=Path, help="another directory with configuration files")
+    parser.add_argument("--config-name", metavar="NAME", default="base",
+                        help="base, base-parallel, or a YAML file (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="another directory with configuration files")
     parser.add_argument("--trust", action="store_true", help="import and call what the file names without asking")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as in agent_proxy.max_turn=3")
 
@@ -198,13 +212,17 @@ def _compare(options: argparse.Namespace) -> int:
     from headrace.views.comparison import numbers, text_table, write_plot
 
     config = _loaded(options)
+    if options.plot is not None:
+        require("plots", "--plot")
+    elif has("plots"):
+        options.plot = Path("agents-compare.png")
     for option, path in (("--plot", options.plot), ("--json", options.json)):
         if path is not None:  # now, not after minutes of playing
             _require_folder(path.parent, option)
             _require_writable(path, option)
     compared = compare(config, lambda: engine_of(config), lambda name: say(f"running: {name}"), options.cheap_only)
     print(text_table(compared))
-    print(f"\npicture: {write_plot(compared, options.plot)}")
+    print(f"\n{left_out('plots')}" if options.plot is None else f"\npicture: {write_plot(compared, options.plot)}")
     if options.json:
         options.json.write_text(json.dumps(numbers(compared), indent=2))
     return 0 if compared.agree else 1

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from headrace.cli.options import env_kwargs, parse, translate
+from headrace.cli.printing import passing
 from headrace.errors import EnvError
+from headrace.presets import preset
 
 if TYPE_CHECKING:
     from headrace.envs.spec import EnvSpec
@@ -22,12 +24,14 @@ _END_S = 5.0  # for a check that has answered to end by itself
 class CheckOptions:
     """Play a few episodes and find out an environment's spaces, class (A, B, C), step cost and guarantees."""
 
-    env: Annotated[str, tyro.conf.Positional]
-    """A Gymnasium id, or module:attribute."""
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    """A Gymnasium id, envpool:ID, or module:attribute."""
     env_kwargs: str = "{}"
     """Keyword arguments of the environment, as JSON."""
     wrappers: tuple[str, ...] = ()
-    """Wrappers as module:attribute, the last one outermost."""
+    """Wrappers as module:attribute, the last one outermost; a wrapper's arguments follow it as JSON, in quotes."""
+    preset: str = ""
+    """atari: with Gymnasium's wrappers for Atari, as headrace train has them."""
     action_repeat: int = 1
     """Send every action this many times."""
     seed: int = 1
@@ -46,18 +50,24 @@ def main(argv: list[str]) -> int:
     from headrace.runtime.death import how_it_ended
     from headrace.runtime.failures import failure_of
 
-    spec = EnvSpec(options.env, kwargs, options.wrappers, options.action_repeat)
+    chosen = preset(options.preset)
+    wrappers = options.wrappers or chosen.wrappers
+    spec = EnvSpec(options.env, chosen.env_kwargs | kwargs, wrappers, options.action_repeat)
     find_own_modules(spec.encode())
+    passing(f"looking at {spec.name} ...")
     child, patience_s, has_answer = Child.spawn("headrace-check"), 0.0, False
     try:
         child.assign(_check, (spec, options.seed, options.hang_ceiling_s))
         while (data := child.line.receive()) is not None:
+            passing(f"{data[1:].decode()} ..." if data.startswith(_SAID) else "")
             if data.startswith(_FAILED):
                 raise failure_of("the check", data[1:], with_ours=False)
-            has_answer = data.startswith(_ANSWER)
-            print(data[1:].decode(), flush=True)
+            if data.startswith(_ANSWER):
+                has_answer = True
+                print(data[1:].decode(), flush=True)
         patience_s = _END_S
     finally:
+        passing("")
         code = child.end(patience_s)
     if not has_answer and code != 1:  # 1: it has said what it hung in
         raise EnvError(f"{spec.name}: the process that played it died: {how_it_ended(code)}")

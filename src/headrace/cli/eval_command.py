@@ -18,7 +18,7 @@ from headrace.errors import UsageError
 class EvalOptions:
     """Play whole episodes with a trained policy and print the mean return."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run directory, a checkpoint, or what PPO.save wrote."""
     n_eval_episodes: int = 100
     """Episodes to play."""

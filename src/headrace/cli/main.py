@@ -10,28 +10,32 @@ from __future__ import annotations
 import difflib
 import gc
 import io
+import os
 import signal
 import sys
-import traceback
 from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
 from headrace import __version__
-from headrace.cli.printing import flush, say
-from headrace.errors import EnvError, HeadraceError
+from headrace.cli.printing import explain, flush, say, warn
+from headrace.errors import HeadraceError
 from headrace.last_words import watch_stderr
-from headrace.plain_text import MAX_TRACEBACK, shortened
+from headrace.runtime.leftovers import descendants, end_spawned
 
 COMMANDS = {
-    "train": "train a policy on an environment, with a live view, checkpoints and a report",
+    "train": "train a policy, with a live view, checkpoints and a report",
     "eval": "play episodes with a trained policy",
     "agents": "collect multi-turn rollouts of LLM agents in text environments",
-    "replay": "execute a recorded episode again and compare it, list episodes, compare two runs",
+    "replay": "execute a recorded episode again, list episodes, compare two runs",
+    "rollouts": "write a run's recorded episodes as Parquet or as a Minari dataset",
     "check": "find out what headrace can guarantee for an environment",
+    "export": "write a trained policy as an ONNX file",
+    "plan": "how many actors feed a learner, what binds, what it costs",
+    "sweep": "steps per second against the number of environments, and where it stops growing",
     "report": "draw the report of a run once more, from its files",
 }
-_NOT_BUILT = ("record", "plan", "sweep", "doctor", "bench", "watch")
+_NOT_BUILT = ("record", "doctor", "bench", "watch")
 
 _HELP = """usage: headrace COMMAND [options]
 
@@ -44,7 +48,7 @@ commands:
   headrace --version
 
 examples:
-  headrace train CartPole-v1 --n-envs 64 --n-steps 32 --batch-size 512 --total-timesteps 150000
+  headrace train CartPole-v1 --n-envs 64 --n-steps 32 --total-timesteps 150000
   headrace train --resume runs/CartPole-v1__ppo__1__20260101-120000
   headrace eval runs/CartPole-v1__ppo__1__20260101-120000 --n-eval-episodes 100
   headrace replay runs/CartPole-v1__ppo__1__20260101-120000 3:17
@@ -57,10 +61,14 @@ def main(argv: list[str] | None = None) -> int:
     watch_stderr()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: a name may hold what a terminal has not
-    code = flush(_run(sys.argv[1:] if argv is None else argv))
-    if argv is None:
-        gc.freeze()  # the process ends now: a last collection of all of torch would cost half a second
-    return code
+    others = {*descendants(os.getpid())} if argv is None else set()
+    try:
+        return flush(_run(sys.argv[1:] if argv is None else argv))
+    finally:
+        if argv is None:  # the process ends now
+            if ended := end_spawned(others):
+                warn(f"ended what environments had started and not closed: {', '.join(ended)}")
+            gc.freeze()  # a last collection of all of torch would cost half a second
 
 
 def _run(arguments: list[str]) -> int:
@@ -81,7 +89,7 @@ def _run(arguments: list[str]) -> int:
         code: int = import_module(f"headrace.cli.{name}_command").main(arguments[1:])
         return code
     except HeadraceError as error:
-        _explain(error)
+        explain(error)
         return error.exit_code
     except KeyboardInterrupt:
         say("headrace: interrupted")
@@ -96,20 +104,6 @@ def _run(arguments: list[str]) -> int:
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     """Before and after training, which has its own way to stop: environments are closed, then the process ends."""
     raise SystemExit(128 + number)
-
-
-def _explain(error: HeadraceError) -> None:
-    """One clear message; where somebody else's code raised, its whole traceback above it."""
-    if isinstance(error, EnvError) and error.__cause__ is not None and not _is_ours(error.__cause__):
-        say(shortened("".join(traceback.format_exception(error.__cause__)), MAX_TRACEBACK).rstrip())
-    for note in getattr(error, "__notes__", ()):  # a worker's traceback
-        say(note)
-    say(f"headrace: error: {error}")
-
-
-def _is_ours(cause: BaseException) -> bool:
-    """A complaint of our own about what an environment returned: its message says it all."""
-    return type(cause).__module__.startswith("headrace.")
 
 
 def _unknown(name: str) -> int:

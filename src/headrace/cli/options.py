@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import shutil
 import tomllib
 import types
 import typing
@@ -18,6 +19,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from headrace.checkpoints.proof import CONFIGURATION, doubt_about
+from headrace.cli.help_text import help_text
 from headrace.errors import UsageError
 from headrace.files import parse_json, read_named, require_bounded
 
@@ -28,10 +30,18 @@ CLEANRL_NAMES = {
     "minibatch-size": "batch-size",
     "clip-coef": "clip-range",
     "norm-adv": "normalize-advantage",
+    "track": "wandb",
+    "wandb-project-name": "wandb-project",
     "env-id": "env",
+    "lr": "learning-rate",  # this and the next two are RL Baselines3 Zoo's and others'
+    "algo": "algorithm",
+    "n-timesteps": "total-timesteps",
 }
 
-_TYPED_ONLY = ("trust", "resume", "config")  # a file may not agree with itself
+# A file may not agree with itself, nor send a run's numbers to others.
+_TYPED_ONLY = (
+    "trust", "resume", "config", "preset", "wandb", "wandb_project", "wandb_entity", "wandb_name", "wandb_mode",
+)  # fmt: skip
 
 Options = TypeVar("Options")
 
@@ -46,21 +56,48 @@ def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
     def read(words: list[str]) -> Any:
         try:
+            if kind is int and "e" in words[0].lower() and float(words[0]).is_integer():  # 1e6
+                return int(float(words[0]))
             return kind(words[0])
-        except ValueError:
+        except (ValueError, OverflowError):
             raise ValueError(f"expected {'a whole number' if kind is int else 'a number'}, got {words[0]!r}") from None
 
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar=kind.__name__.upper(),
+        metavar={int: "N", float: "X"}[kind],
         instance_from_str=read,
         is_instance=lambda value: type(value) is kind or (kind is float and type(value) is int),
         str_from_instance=lambda value: [str(value)],
     )
 
 
+@_NUMBERS.primitive_rule
+def _layers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Sizes of layers, as in 64 64; nothing for a linear policy, None for the usual ones."""
+    if info.type != tuple[int, ...] | None:
+        return None
+
+    def read(words: list[str]) -> tuple[int, ...] | None:
+        if words == ["None"]:
+            return None
+        if not all(word.isascii() and word.isdigit() for word in words):
+            raise ValueError(f"expected whole numbers, as in 64 64, got {' '.join(words)!r}")
+        return tuple(map(int, words))
+
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="N ...",
+        instance_from_str=read,
+        is_instance=lambda value: value is None or isinstance(value, tuple),
+        str_from_instance=lambda value: ["None"] if value is None else [str(size) for size in value],
+    )
+
+
 def parse(kind: type[Options], argv: list[str], command: str, default: Options | None = None) -> Options:
-    """The options of a command, from its command line."""
+    """The options of a command, from its command line; --help prints them and ends the command."""
+    if {"-h", "--help"} & set(argv):
+        print(help_text(kind, command, default, shutil.get_terminal_size().columns), end="")
+        raise SystemExit(0)
     given: dict[str, Any] = {} if default is None else {"default": default}
     options: Options = tyro.cli(kind, args=argv, prog=f"headrace {command}", registry=_NUMBERS, **given)
     return options
@@ -77,6 +114,9 @@ def translate(argv: list[str]) -> list[str]:
         name = name.replace("_", "-")
         negated = name.startswith("no-")
         bare = name.removeprefix("no-")
+        if bare == "cuda" and not equals:
+            translated.append(f"--device={'cpu' if negated else 'cuda'}")
+            continue
         if bare == "env-id":  # ours is positional
             translated.extend([value] if equals else [])
             continue
@@ -112,9 +152,10 @@ def with_file(options: Options, path: Path) -> Options:
     """The options with the values of a file; unknown keys are refused with a suggestion, wrong types by name."""
     data, _ = read_config(path)
     for key, value in flat(data).items():
-        if key.replace("-", "_") in _TYPED_ONLY:
+        name = CLEANRL_NAMES.get(key.replace("_", "-"), key).replace("-", "_")
+        if name in _TYPED_ONLY:
             raise UsageError(f"--config {path}: {key} is for the command line only; give it there")
-        options = _set(options, CLEANRL_NAMES.get(key.replace("_", "-"), key).replace("-", "_"), value, path)
+        options = with_option(options, name, value, f"--config {path}")
     return options
 
 
@@ -154,20 +195,21 @@ def flat(data: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _set(options: Options, key: str, value: Any, path: Path) -> Options:
+def with_option(options: Options, key: str, value: Any, where: str) -> Options:
+    """The options with another value of one of them, in whichever part of them it is; `where` is who says so."""
     assert dataclasses.is_dataclass(options)
     assert not isinstance(options, type)
     fields = typing.get_type_hints(type(options))
     parts = {name: kind for name, kind in fields.items() if dataclasses.is_dataclass(kind)}
     if key in fields and key not in parts:
-        return dataclasses.replace(options, **{key: _converted(value, fields[key], f"--config {path}: {key}")})
+        return dataclasses.replace(options, **{key: _converted(value, fields[key], f"{where}: {key}")})
     for name, kind in parts.items():
         if key in typing.get_type_hints(kind):
-            return dataclasses.replace(options, **{name: _set(getattr(options, name), key, value, path)})
+            return dataclasses.replace(options, **{name: with_option(getattr(options, name), key, value, where)})
     known = [name for kind in (type(options), *parts.values()) for name in typing.get_type_hints(kind)]
     close = difflib.get_close_matches(key, [name for name in known if name not in parts], n=1)
     hint = f"did you mean {close[0]}?" if close else "see headrace train --help"
-    raise UsageError(f"--config {path}: unknown key {key!r}: {hint}")
+    raise UsageError(f"{where}: unknown key {key!r}: {hint}")
 
 
 def _converted(value: Any, kind: Any, where: str) -> Any:

@@ -61,6 +61,8 @@ def main(argv: list[str]) -> int:
     if options.list:
         return _list(options.run, options)
     if not options.episode:
+        if not options.run.is_dir():
+            raise UsageError(f"{options.run}: expected a run directory, found none")
         raise UsageError(f"expected an episode such as 3:17; headrace replay {options.run} --list shows them")
     from headrace.api.replay import admitted_env, replay
     from headrace.cli.own_modules import find_own_modules

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from headrace.errors import HeadraceError, UsageError
+from headrace.extras import left_out
 from headrace.plain_text import message_of
 
 _PARTS = ("metrics.jsonl", "config.json", "result.json")
@@ -27,4 +28,6 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         raise HeadraceError(f"{run_dir}: the report can't be written: {message_of(error)}") from error
     print(f"report in {run_dir / 'report.html'}")
+    if missing := left_out("plots"):
+        print(missing)
     return 0

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from headrace.cli.options import env_kwargs, flat, parse, read_config, translate, value_of, with_file
+from headrace.cli.options import env_kwargs, flat, parse, read_config, translate, value_of, with_file, with_option
 from headrace.cli.own_modules import find_own_modules
 from headrace.cli.own_words import require_own_words
-from headrace.cli.printing import drop_stdout, warn
-from headrace.collecting.topology import TopologyConfig
+from headrace.cli.printing import drop_stdout, explain, warn
+from headrace.collecting.topology import PLACES, TopologyConfig
 from headrace.envs.spec import EnvSpec
-from headrace.errors import CheckpointError, UsageError
+from headrace.errors import CheckpointError, HeadraceError, UsageError
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
 from headrace.learning.config import ALGORITHMS, PpoConfig
 from headrace.policies.config import PolicyConfig
+from headrace.presets import preset
 from headrace.run_config import RunConfig, SessionConfig, decode, encode
 from headrace.run_lock import RunLock
 
 if TYPE_CHECKING:
     from headrace.api.model import Model
+    from headrace.telemetry.wandb_sink import WandbConfig
 
 
-_PLACES = (
-    "topology", "workers", "shards", "start_method", "spares", "out_of_bounds",
-    "hang_floor_s", "hang_ceiling_s", "worker_max_memory_mb", "worker_max_episodes", "env_retries",
-)  # fmt: skip
 _Algorithm = Annotated[
     str, tyro.conf.arg(help=f"{' or '.join(ALGORITHMS)}; --help shows the options of the one that is named.")
 ]
@@ -44,7 +43,9 @@ class TrainOptions:
     """Train a policy on an environment. CleanRL's names (--num-envs, --num-steps, --update-epochs ...) work too."""
 
     env: Annotated[str, tyro.conf.Positional] = ""
-    """A Gymnasium id, or module:attribute of a class or factory of your own."""
+    """A Gymnasium id, envpool:ID, or module:attribute of a class or factory of your own."""
+    preset: str = ""
+    """atari: Gymnasium's wrappers for Atari and PPO's usual numbers for them, as defaults; options given here win."""
     config: Path | None = None
     """Defaults from a TOML file, or from the config.json of another run; options given here win."""
     resume: Path | None = None
@@ -56,9 +57,11 @@ class TrainOptions:
     env_kwargs: str = "{}"
     """Keyword arguments of the environment, as JSON."""
     wrappers: tuple[str, ...] = ()
-    """Wrappers as module:attribute, the last one outermost."""
+    """Wrappers as module:attribute, the last one outermost; a wrapper's arguments follow it as JSON, in quotes."""
     action_repeat: int = 1
     """Send every action this many times and sum the rewards."""
+    device: str = "auto"
+    """SB3's name of --learner-device; auto leaves it as it is."""
     policy: tyro.conf.OmitArgPrefixes[PolicyConfig] = field(default_factory=PolicyConfig)
     algorithm: _Algorithm = "ppo"
     learning: tyro.conf.OmitArgPrefixes[PpoConfig] = field(default_factory=PpoConfig)
@@ -68,6 +71,16 @@ class TrainOptions:
     """Replay an asynchronous run inline, to the same bits: its schedule.jsonl, with --config its config.json."""
     trust: bool = False
     """Import and call what --resume or --config names (module:attribute, kwargs, wrappers) without asking."""
+    wandb: bool = False
+    """Send metrics to Weights & Biases as well; with --resume, to the same W&B run."""
+    wandb_project: str = "headrace"
+    """Its project."""
+    wandb_entity: str = ""
+    """Its user or team; W&B's default if not given."""
+    wandb_name: str = ""
+    """The run's name there; drawn by W&B if not given."""
+    wandb_mode: Literal["", "online", "offline", "disabled"] = ""
+    """online, offline or disabled; if not given, the environment variable WANDB_MODE, else online."""
     quiet: bool = False
     """No live view."""
     dry_run: bool = False
@@ -98,7 +111,7 @@ def _options_for(name: str) -> type[TrainOptions]:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    argv = translate(argv)
+    argv = translate([f"--env-id{one[5:]}" if one.split("=")[0] == "--env" else one for one in argv])
     if value_of("--resume", argv) is not None and not {"-h", "--help"} & set(argv):
         return _resume(argv)
     options = _parse(argv)
@@ -110,7 +123,8 @@ def main(argv: list[str]) -> int:
     with _early_lock(options.run_dir, options.dry_run) as lock:
         from headrace.api.model import Model
 
-        with Model.from_config(config, schedule=options.schedule) as model:
+        steps = options.session.total_timesteps
+        with Model.from_config(config, schedule=options.schedule, steps=steps) as model:
             if options.dry_run:
                 print(model.plan())
                 return 0
@@ -134,9 +148,22 @@ def _parse(argv: list[str], defaults: TrainOptions | None = None) -> TrainOption
         name = flat(read_config(Path(path))[0]).get("algorithm")
     if defaults is None:
         defaults = _options_for(TrainOptions.algorithm if name is None else str(name))()
+        defaults = _with_preset(defaults, value_of("--preset", argv))
     if path is not None:
         defaults = with_file(defaults, Path(path))
     return parse(type(defaults), argv, "train", defaults)
+
+
+def _with_preset(options: TrainOptions, name: str | None) -> TrainOptions:
+    """A preset's numbers as defaults; its environment is dressed by `_spec`."""
+    chosen = preset(name)
+    if chosen.options and options.algorithm != TrainOptions.algorithm:
+        raise UsageError(f"--preset {name}: its numbers are those of {TrainOptions.algorithm}; leave --algorithm out")
+    for key, value in chosen.options.items():
+        options = with_option(options, key, value, f"--preset {name}")
+    if chosen.total_timesteps is None:
+        return options
+    return with_option(options, "total_timesteps", chosen.total_timesteps, f"--preset {name}")
 
 
 def _typed(argv: list[str], options: TrainOptions) -> TrainOptions:
@@ -158,6 +185,8 @@ def _resume(argv: list[str]) -> int:
     """The run's own options are the defaults; where actors run may be changed, what decides its bits may not."""
     from headrace.checkpoints.run_directory import has_checkpoints
 
+    if value_of("--preset", argv) is not None:
+        raise UsageError("--resume goes on with the run as it was, its preset included: leave --preset out")
     named, elsewhere = Path(value_of("--resume", argv) or ""), value_of("--run-dir", argv)
     home = _home(named) if (named / "manifest.json").exists() else named
     with _early_lock(home if elsewhere is None else Path(elsewhere), "--dry-run" in argv) as lock:
@@ -176,7 +205,8 @@ def _begin_again(argv: list[str], home: Path, lock: RunLock | None) -> int:
     warn(f"{home} has no checkpoint: the run ended before its first one, and begins again with its config.json")
     from headrace.api.model import Model
 
-    with Model.from_config(config, schedule=options.schedule, is_new=run_dir != home) as model:
+    is_new, steps = run_dir != home, options.session.total_timesteps
+    with Model.from_config(config, schedule=options.schedule, is_new=is_new, steps=steps) as model:
         if options.dry_run:
             print(model.plan())
             return 0
@@ -199,16 +229,16 @@ def _resume_locked(argv: list[str], named: Path, lock: RunLock | None) -> int:
     _require_same(saved, _run_config(options), options.algorithm)
     _require_consent(argv, options, _spec(_typed(argv, options)))  # of --config; the environment is the run's
     find_own_modules(saved.env.encode())
-    with Model.from_snapshot(snapshot, topology=options.topology, trust=True) as model:  # consent was asked for above
+    place, total = options.topology, options.session.total_timesteps
+    with Model.from_snapshot(snapshot, topology=place, trust=True, total_timesteps=total) as model:  # it has consent
         if options.dry_run:
-            steps, total = model.num_timesteps, options.session.total_timesteps
-            print(f"{'resumes':<12} {found.name} at {steps:,} of {total:,} steps")
+            print(f"{'resumes':<12} {found.name} at {model.num_timesteps:,} of {total:,} steps")
             print(model.plan())
             return 0
-        if model.num_timesteps >= options.session.total_timesteps:
+        if model.num_timesteps >= total:
             print(
-                f"nothing to do: the run has {model.num_timesteps:,} of {options.session.total_timesteps:,} steps; "
-                f"raise --total-timesteps to go on"
+                f"nothing to do: the run has made {model.num_timesteps:,} steps, and --total-timesteps is {total:,}; "
+                f"raise it to go on"
             )
             return 0
         run_dir = options.run_dir or home
@@ -218,22 +248,40 @@ def _resume_locked(argv: list[str], named: Path, lock: RunLock | None) -> int:
         return _train(model, options, run_dir, lock)
 
 
+def _wandb(options: TrainOptions) -> WandbConfig | None:
+    """Before anything starts: what is missing is said at once."""
+    from headrace.telemetry.wandb_sink import wandb_config
+
+    names = ("project", "entity", "name", "mode")
+    return wandb_config({name: getattr(options, f"wandb_{name}") for name in names} if options.wandb else None)
+
+
 def _train(model: Model, options: TrainOptions, run_dir: Path | None, lock: RunLock | None) -> int:
     from headrace.checkpoints.run_directory import default_run_dir
+    from headrace.extras import left_out
+    from headrace.views.number_format import decimal
 
-    config = model.parts.config
+    config, wandb = model.parts.config, _wandb(options)
     run_dir = run_dir or default_run_dir(config.env.name, config.algorithm.name, config.seed)
-    result = model.train(options.session, run_dir, show=not options.quiet, lock=lock)
+    result = model.train(options.session, run_dir, show=not options.quiet, lock=lock, wandb=wandb)
     assert result.exit_code is not None
-    mean = "no episode ended" if result.mean_return is None else f"mean return {result.mean_return:.1f}"
+    mean = "no episode ended" if result.mean_return is None else f"mean return {decimal(result.mean_return)}"
     try:
         print(
             f"{result.exit_reason}: {result.steps:,} steps, {result.sps:,.0f} steps/s, {mean}; "
             f"weights {result.weights_sha256[:12]}"
         )
         print(f"results in {run_dir}{os.sep}, report in {run_dir / 'report.html'}", flush=True)
+        if result.exit_reason.startswith("SIG"):
+            print(f"go on with: headrace train --resume {shlex.quote(str(run_dir))}", flush=True)
+        if missing := left_out("tensorboard", "plots"):
+            print(missing, flush=True)
     except OSError:
         drop_stdout()  # nobody may read on (`| head`), the disk may be full: the run has ended as it has
+    try:
+        model.close()
+    except HeadraceError as error:  # the run is done all the same
+        explain(error, "warning")
     return result.exit_code
 
 
@@ -278,7 +326,7 @@ def _options(config: RunConfig, session: SessionConfig) -> TrainOptions:
 def _require_same(saved: RunConfig, asked: RunConfig, algorithm: str) -> None:
     was, now = flat(encode(saved)), flat(encode(asked)) | {"algorithm": algorithm}
     for name, value in was.items():
-        if now[name] != value and name not in _PLACES:
+        if now[name] != value and name not in PLACES:
             raise UsageError(
                 f"--resume goes on with the run as it was: {name} is {value!r}, got {now[name]!r}; "
                 f"for another one start a new run (--config RUN/config.json takes over its options)"
@@ -286,9 +334,14 @@ def _require_same(saved: RunConfig, asked: RunConfig, algorithm: str) -> None:
 
 
 def _run_config(options: TrainOptions) -> RunConfig:
+    learning = options.learning
+    if options.device != "auto":
+        learning = replace(learning, learner_device=options.device)
     seed = int.from_bytes(os.urandom(4), "little") if options.seed is None else options.seed
-    return RunConfig(_spec(options), seed, options.policy, options.learning, options.topology)
+    return RunConfig(_spec(options), seed, options.policy, learning, options.topology)
 
 
 def _spec(options: TrainOptions) -> EnvSpec:
-    return EnvSpec(options.env, env_kwargs(options.env_kwargs), options.wrappers, options.action_repeat)
+    chosen = preset(options.preset)
+    kwargs = chosen.env_kwargs | env_kwargs(options.env_kwargs)
+    return EnvSpec(options.env, kwargs, options.wrappers or chosen.wrappers, options.action_repeat)

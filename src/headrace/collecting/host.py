@@ -3,34 +3,30 @@
     Order (lease, version) -> fill the slab: act, step -> commit word (release) -> done
 
 Inline a host works in the caller's thread, with topology=threads in a thread, with processes in a worker process; what
-differs is how an order reaches it. It holds a replica of the policy and loads the version an order names, or the newest
-every few rows. The commit word is what counts: done only wakes the reader. Where the time went is in the slab's header.
-Whoever calls it has set torch to one thread. Does not know rings, other hosts, or why a rollout was ordered.
+differs is how an order reaches it. The commit word is what counts: done only wakes the reader. Where the time went is
+in the slab's header. Does not know where the policy runs (inference/local, client), nor rings. Imports no torch.
 """
 
 from __future__ import annotations
 
-import copy
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
-from headrace.acting.actor import Act, Actor, Array
+from headrace.acting.actor import Actor
+from headrace.acting.stacked import Act
 from headrace.clock import now_ns
 from headrace.collecting.plan import HostPlan, build_actor
 from headrace.episodes.standing import Standing
 from headrace.errors import HeadraceError
-from headrace.inference.local import LocalInference
 from headrace.memory.crash_note import CrashNote
 from headrace.memory.ring import Lease
 from headrace.memory.slab import Slab, Word, slab_bytes
-from headrace.memory.spaces import Leaves
-from headrace.weights.flat import FlatParameters
-from headrace.weights.store import Replica, WeightStore
 
 _ORDER = struct.Struct("=6q")
+Acting = Callable[[Lease, int, tuple[int, ...] | None], Act]  # version of the order; recorded ones, per row
 
 
 @dataclass(frozen=True)
@@ -55,20 +51,17 @@ class Order:
 
 
 class Host:
-    """Actors of some shards, and one replica of the policy that acts for them."""
+    """Actors of some shards, and what acts for them."""
 
     def __init__(
         self,
         plan: HostPlan,
         slabs: memoryview,
-        store: WeightStore,
+        acting: Acting,
         starts: Mapping[int, Callable[[], Standing | None] | Standing | None],
         notes: Sequence[CrashNote | None] = (),
     ) -> None:
-        flat = FlatParameters(copy.deepcopy(plan.module))
-        self._plan, self._slabs, self._store = plan, slabs, store
-        self._replica = Replica(flat)
-        self._inference = LocalInference(flat.module, plan.observation, plan.action, plan.tile)
+        self._plan, self._slabs, self._acting = plan, slabs, acting
         self._views: dict[tuple[int, int], Slab] = {}
         self._actors: dict[int, Actor] = {}
         try:
@@ -95,7 +88,7 @@ class Host:
         lease = order.lease
         slab = self._slab(order.offset, lease.shard)
         slab.header[Word.IDLE_NS] = idle_ns
-        self._actors[lease.shard].fill(slab, self._acting(order))
+        self._actors[lease.shard].fill(slab, self._acting(lease, order.version, order.versions))
         slab.commit(lease.fence, now_ns())
 
     def close(self) -> None:
@@ -116,22 +109,3 @@ class Host:
             schema = self._plan.schemas[shard]
             self._views[key] = Slab(schema, self._slabs[offset : offset + slab_bytes(schema)], create=False)
         return self._views[key]
-
-    def _acting(self, order: Order) -> Act:
-        """How this order's rows are acted on: the version it names, the newest every few rows, or recorded ones."""
-        replica, store, infer = self._replica, self._store, self._inference.act
-        every, versions = self._plan.pick_up_rows, order.versions
-
-        def act(row: int, obs: Leaves, noise: Array, out: Array) -> int:
-            if versions is not None:
-                replica.load(store, versions[row])
-            elif every:
-                if row % every == 0 or replica.version is None:
-                    replica.load_latest(store)
-            elif (row == 0 or replica.version is None) and not replica.try_load(store, order.version):
-                replica.load_latest(store)  # first come, first served: this order waited too long for its turn
-            infer(obs, noise, out)
-            assert replica.version is not None
-            return replica.version
-
-        return act

@@ -15,6 +15,7 @@ from headrace.collecting.host import Host, Order
 from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.errors import HeadraceError
+from headrace.inference.local import following
 from headrace.policies.threads import torch_threads
 from headrace.weights.store import WeightStore
 
@@ -33,7 +34,7 @@ class Inline:
         """Start, or bring back, all environments."""
         starts = {shard: partial(start_of, shard) for shard in range(len(self._plan.shards))}
         with torch_threads(1):
-            self._host = Host(self._plan, self._slabs, self._store, starts)
+            self._host = Host(self._plan, self._slabs, following(self._plan, self._store).acting, starts)
 
     def replace_lost(self) -> list[int]:
         """The caller is still there."""

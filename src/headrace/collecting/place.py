@@ -29,6 +29,8 @@ class Replaced:
     """Those of them that an environment ended by raising."""
     recycled: int = 0
     """Ended in order, to be replaced by fresh ones."""
+    servers: int = 0
+    """Inference servers that were lost and replaced."""
 
 
 class Place(Protocol):

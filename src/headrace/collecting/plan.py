@@ -8,23 +8,29 @@ shard stands (None: at its beginning).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.acting.actor import Actor
 from headrace.acting.culprit import Culprit
 from headrace.acting.inspection import Inspection
+from headrace.acting.recurrent import RecurrentActor
 from headrace.acting.start import begin, go_on
 from headrace.envs.building import build_envs
 from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import VectorEnv
 from headrace.episodes.standing import Standing
-from headrace.errors import EnvError
+from headrace.errors import EnvError, HeadraceError
+from headrace.inference.device_names import Device
 from headrace.memory.crash_note import CrashNote
-from headrace.memory.schema import Schema
+from headrace.memory.schema import STATE, Schema, state_leaf
 from headrace.memory.spaces import ObservationSpace, Space
 from headrace.policies.noise import CounterNoise, NoiseSpec
-from headrace.policies.policy import Module
+
+if TYPE_CHECKING:
+    from headrace.policies.policy import Module  # a worker without a policy imports no torch
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,8 @@ class HostPlan:
     seed: int
     shards: tuple[range, ...]
     schemas: tuple[Schema, ...]
-    module: Module
+    module: Module | None
+    """The policy; None in a worker that asks a server."""
     noise: NoiseSpec
     observation: ObservationSpace
     action: Space
@@ -44,6 +51,7 @@ class HostPlan:
     """Rows after which newer weights are looked for; 0: only at a slab's border, the version that the order names."""
     nan_policy: str = "raise"
     out_of_bounds: str = "warn"
+    device: Device | None = None  # where the policy acts; None: on the CPU
 
 
 def build_noise(noise: NoiseSpec, env_indices: range, seed: int, purpose: Purpose = Purpose.NOISE) -> CounterNoise:
@@ -58,15 +66,20 @@ def build_actor(plan: HostPlan, shard: int, start: Standing | None, note: CrashN
     culprit = Culprit(indices, plan.env.seed_of(plan.seed, Purpose.ENV))
     try:
         _require_planned(plan, envs, indices)
+        state = state_leaf(plan.schemas[shard].state_size, len(indices))
         if start is None:
             carry = begin(envs, culprit)
         else:
-            carry = go_on(envs, culprit, start.live, start.last_obs, start.noise_counter)
+            last = dict(start.last_obs)
+            state = {name: last.pop(name) for name in state}
+            carry = go_on(envs, culprit, start.live, last, start.noise_counter)
     except BaseException:
-        envs.close()
+        with suppress(HeadraceError):  # of what can't be closed either: what came first is what people should hear of
+            envs.close()
         raise
     inspect = Inspection(culprit, envs, plan.out_of_bounds)
-    return Actor(envs, build_noise(plan.noise, indices, plan.seed), culprit, carry, inspect)
+    parts = envs, build_noise(plan.noise, indices, plan.seed), culprit, carry, inspect
+    return RecurrentActor(*parts, state=state[STATE]) if state else Actor(*parts)
 
 
 def _require_planned(plan: HostPlan, envs: VectorEnv, env_indices: range) -> None:

@@ -2,8 +2,8 @@
 
     launch: start all at once, wait for READY -> order: a record over its line -> wait: DONE, a death, a failure
 
-What an environment raised ends its worker, which is replaced; every other failure is raised here. Does not know how
-workers are started or replaced (workers).
+What an environment raised ends its worker, which is replaced; every other failure is raised here. Inference servers are
+watched together with the workers that ask them. Does not know how either is started or replaced.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from headrace.collecting.place import Say, StartOf
 from headrace.collecting.watch import look_after
 from headrace.collecting.worker import DONE, FAILED, NOT_CLOSED, READY
 from headrace.collecting.workers import Workers
+from headrace.inference.servers import Servers
 from headrace.runtime import supervisor_state as supervisor
 from headrace.runtime.death import Death
 from headrace.runtime.failures import failure_of
@@ -32,8 +33,8 @@ logger = logging.getLogger(__name__)
 class Processes:
     """All shards of a run, in worker processes; shard s is filled by worker s mod workers."""
 
-    def __init__(self, workers: Workers) -> None:
-        self._workers, self.replaced = workers, workers.replaced
+    def __init__(self, workers: Workers, servers: Servers | None = None) -> None:
+        self._workers, self._servers, self.replaced = workers, servers, workers.replaced
         self._proven: set[int] = set()  # workers that have finished a rollout since they were started
         self._has_news = False  # something happened that `wait` has not returned for
         self._looked_s = 0.0
@@ -55,16 +56,19 @@ class Processes:
         workers.start_of, workers.say = start_of, say
         begun = said = now_s()
         try:
+            if self._servers is not None:
+                self._servers.say = say
+                self._servers.launch()
             workers.start_all()
-            while missing := workers.num_starting:
+            while (missing := workers.num_starting) or (self._servers is not None and self._servers.num_starting):
                 self._listen(_PATIENCE_S)
                 workers.replace()
-                if now_s() - said >= _SAY_S:
+                if missing and now_s() - said >= _SAY_S:
                     said = now_s()
                     say(f"{workers.count - missing} of {workers.count} workers are ready after {said - begun:.1f} s")
             say(f"{workers.count} of {workers.count} workers are ready after {now_s() - begun:.1f} s")
         except BaseException:
-            workers.end(0.0)  # nothing was done yet, and the error should not have to wait
+            self._end(0.0)  # nothing was done yet, and the error should not have to wait
             raise
 
     def replace_lost(self) -> list[int]:
@@ -95,15 +99,32 @@ class Processes:
 
     def close(self) -> None:
         """Hang up on all, then see that each has ended."""
-        self._workers.end(_END_S)
+        self._end(_END_S)
+
+    def _end(self, patience_s: float) -> None:
+        """Workers first: what they are at needs the servers."""
+        try:
+            self._workers.end(patience_s)
+        finally:
+            if self._servers is not None:
+                self._servers.end()
 
     def _listen(self, timeout_s: float) -> None:
         """Deal with what happened, if anything did; now and then look at who should do something."""
-        workers = self._workers
+        workers, servers = self._workers, self._servers
         numbers = {id(child): worker for worker, child in workers.children.items()}
-        for one in wait_any(list(workers.children.values()), timeout_s, workers.standby.watched):
+        children, watched = list(workers.children.values()), workers.standby.watched
+        if servers is not None:
+            children += servers.children.values()
+            watched = list({*watched, *servers.watched})  # both watch the resource tracker
+        for one in wait_any(children, timeout_s, watched):
             if isinstance(one, Woken):
                 workers.standby.mend()
+                if servers is not None:
+                    servers.mend()
+                continue
+            if servers is not None and servers.heard(one):
+                self.replaced.servers = servers.restarts
                 continue
             worker, self._has_news = numbers[id(one.child)], True
             if isinstance(one, Death):
@@ -126,6 +147,8 @@ class Processes:
                 logger.warning("worker %d: %s", worker, failure_of(one.child.name, one.data[len(NOT_CLOSED) :]))
         if now_s() - self._looked_s >= _LOOK_S:
             look_after(workers)
+            if servers is not None:
+                servers.look(workers.watch.clock_s)
             if workers.ends:
                 workers.see_failed_end()
             self._looked_s = now_s()

@@ -10,6 +10,7 @@ Does not know what is learned from a batch, nor how hosts are started.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
@@ -29,7 +30,8 @@ from headrace.episodes import standing as standings
 from headrace.episodes.entry import Entry, entry_of
 from headrace.episodes.journal import Entered, Finished, Journal, in_order
 from headrace.errors import HeadraceError
-from headrace.learning.batch import Batch, assemble
+from headrace.learning.assembly import assemble
+from headrace.learning.batch import Batch
 from headrace.memory.ledger import Ledger
 from headrace.memory.ring import Ring, Taken
 from headrace.memory.slab import Word
@@ -143,16 +145,14 @@ class Reader:
         means, ledger = self.journal.means(), self.ledger.encode()
         del ledger["sequences"]
         mean, env_failures = means[0] if means else None, self.place.replaced.env_failures
-        return Totals(self.journal.finished, mean, ledger, self.restarts, env_failures)
-
-    @property
-    def restarts(self) -> int:
-        """Workers that were lost and replaced."""
-        return self.place.restarts
+        return Totals(self.journal.finished, mean, ledger, self.place.restarts, env_failures)
 
     def reopen(self, topology: Topology) -> None:
         """Fresh memory and fresh hosts, which go on from the journal; what waited for a batch is collected again."""
-        self.close()
+        try:
+            self.close()
+        except HeadraceError as error:  # an environment that could not be closed: others take its place
+            logging.getLogger(__name__).warning("%s", error)
         self._failure, self._is_launched, self._topology = None, False, topology
         self.ring, self.place = self._open(topology)
         self.ring.state.resume(self.ledger.sequences, self._batches)
@@ -274,10 +274,11 @@ class Reader:
             "headrace/lag_mean": float(version - np.average([slab.version.mean() for slab in slabs], weights=sizes)),
             "headrace/rollout_age_s": self._age_s,
             "headrace/queue_depth": float(sum(len(queue) for queue in self._waiting)),
-            "headrace/restarts": float(self.restarts),
+            "headrace/restarts": float(self.place.restarts),
             "headrace/recycled": float(self.place.replaced.recycled),
             "headrace/env_failures": float(self.place.replaced.env_failures),
-            **{f"headrace/actors/{name}_s": spent_s[name] for name in ("env", "inference", "idle")},
+            "headrace/server_restarts": float(self.place.replaced.servers),
+            **{f"headrace/actors/{name}_s": spent_s[name] for name in ("env", "inference", "copy", "idle")},
             "headrace/least_share": float(shares.min() / max(shares.mean(), 1e-9)),
             "headrace/episodes": float(self.journal.finished),
         }

@@ -19,6 +19,7 @@ from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.episodes.standing import Standing
 from headrace.errors import HeadraceError
+from headrace.inference.local import following
 from headrace.policies.threads import torch_threads
 from headrace.weights.store import WeightStore
 
@@ -94,7 +95,7 @@ class Threads:
 
         try:
             with torch_threads(1):
-                host = Host(self._plan, self._slabs, self._store, starts)
+                host = Host(self._plan, self._slabs, following(self._plan, self._store).acting, starts)
                 self._reports.put(None)
                 host.serve(receive, partial(self._reports.put, None))
         except BaseException as error:

@@ -8,20 +8,33 @@ anything starts. Starts nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from headrace.collecting.forecast import Forecast
+from headrace.collecting.placing import Place, not_measured, settle
 from headrace.errors import UsageError, require_types
+from headrace.inference.device_names import latency_of
 from headrace.pace import Pace
 
 _TOPOLOGIES = {"auto": True, "inline": True, "threads": True, "processes": True, "ray": False, "fused": False}
 _MOST_SPARES = 64
-_INFERENCE = {"auto": True, "local": True, "central": False}
+_INFERENCE = {"auto": True, "local": True, "central": True}
+_DOUBLE_BUFFERING = {"auto": True, "on": True, "off": True}
 _NAN_POLICIES = {"raise": True, "drop": True, "clamp": True}
 _OUT_OF_BOUNDS = {"warn": True, "refuse": True, "ignore": True}
 
 
+MAX_WINDOW = 10_000
+PLACES = (
+    "topology", "workers", "shards", "inference", "inference_servers", "inference_max_batch", "inference_max_wait_ms",
+    "double_buffering", "start_method", "spares", "out_of_bounds",
+    "hang_floor_s", "hang_ceiling_s", "worker_max_memory_mb", "worker_max_episodes", "env_retries",
+    "stats_window_size",
+)  # fmt: skip
+"""Options that a run may change on its way: they decide no bit of a synchronous one."""
 _LONGEST_S = 1e8  # three years: more is a mistake, and timers do not take it
+_LONGEST_WAIT_MS = 1000.0
 
 
 @dataclass(frozen=True)
@@ -61,8 +74,18 @@ class TopologyConfig:
     """Where environments run: inline, threads or processes; auto measures and says why."""
     workers: str = "auto"
     """Worker processes or threads; auto, or a number."""
-    inference: str = "auto"
-    """local: each worker runs the policy itself."""
+    inference: str = "local"
+    """Where the policy runs: local (in each worker) or, with worker processes, central (in servers); auto measures."""
+    inference_device: str = "cpu"
+    """What the policy acts on: cpu, cuda or cuda:N. For tests, emulated:2ms+5us takes that long a batch and a row."""
+    inference_servers: int = 1
+    """Processes that run the policy with inference=central; the workers are dealt out to them."""
+    inference_max_batch: int = 0
+    """Environments that an inference server acts for at once; 0: as many as ask."""
+    inference_max_wait_ms: float = 1.0
+    """How long an inference server waits for more workers to ask before it acts for those that have."""
+    double_buffering: str = "auto"
+    """inference=central: workers step half of their environments while the others wait; on, off, or auto (measures)."""
     max_lag: int = 0
     """How many updates old the weights that collect may be; 0 is synchronous."""
     shards: int = 0
@@ -81,6 +104,8 @@ class TopologyConfig:
     """If an observation or reward is NaN or infinite: raise, drop the episode, or clamp the number."""
     out_of_bounds: str = "warn"
     """If an observation lies outside its Box: warn once, refuse (an error), or ignore."""
+    stats_window_size: int = 100
+    """Episodes over which rollout/ep_rew_mean and rollout/ep_len_mean are averaged."""
     hang_floor_s: float = 30.0
     """A worker process without progress counts as hung after 10 times the slowest step seen, but not before this."""
     hang_ceiling_s: float = 300.0
@@ -106,12 +131,17 @@ class TopologyConfig:
                     "worker_max_memory_mb",
                     "worker_max_episodes",
                     "env_retries",
+                    "stats_window_size",
+                    "inference_servers",
+                    "inference_max_batch",
                 ),
-                float: ("hang_floor_s", "hang_ceiling_s"),
+                float: ("hang_floor_s", "hang_ceiling_s", "inference_max_wait_ms"),
                 str: (
                     "topology",
                     "workers",
                     "inference",
+                    "inference_device",
+                    "double_buffering",
                     "start_method",
                     "batch",
                     "publish_every",
@@ -123,10 +153,26 @@ class TopologyConfig:
         for name in ("n_envs", "n_steps"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}: expected a whole number of at least 1, got {getattr(self, name)}")
+        if not 1 <= self.stats_window_size <= MAX_WINDOW:
+            raise UsageError(f"stats_window_size: expected 1 to {MAX_WINDOW:,}, got {self.stats_window_size}")
         if not 0 <= self.shards <= self.n_envs:
             raise UsageError(f"shards: expected 0 (auto) to n_envs = {self.n_envs}, got {self.shards}")
         _require("topology", self.topology, _TOPOLOGIES)
         _require("inference", self.inference, _INFERENCE)
+        if self.inference == "central" and self.topology not in ("auto", "processes"):
+            raise UsageError(f"inference=central needs topology=processes, got {self.topology}; or use inference=local")
+        _require("double_buffering", self.double_buffering, _DOUBLE_BUFFERING)
+        if self.double_buffering == "on" and self.inference == "local":
+            raise UsageError("double_buffering=on needs inference=central: a worker that acts itself does not wait")
+        latency_of(self.inference_device)  # refuses what is no device
+        if not 1 <= self.inference_servers <= self.n_envs:
+            raise UsageError(f"inference_servers: expected 1 to n_envs = {self.n_envs}, got {self.inference_servers}")
+        if self.inference_max_batch < 0:
+            raise UsageError(f"inference_max_batch: expected 0 (all) or more, got {self.inference_max_batch}")
+        if not 0 <= self.inference_max_wait_ms <= _LONGEST_WAIT_MS:
+            raise UsageError(
+                f"inference_max_wait_ms: expected 0 to {_LONGEST_WAIT_MS:g}, got {self.inference_max_wait_ms}"
+            )
         if self.max_lag < 0:
             raise UsageError(f"max_lag: expected 0 or more, got {self.max_lag}")
         if self.workers != "auto" and not (self.workers.isascii() and self.workers.isdigit() and int(self.workers)):
@@ -176,6 +222,18 @@ class Topology:
     is_even: bool = True
     limits: WorkerLimits = field(default_factory=WorkerLimits)
     spares: int = 1
+    servers: int = 0
+    max_batch: int = 0
+    max_wait_s: float = 0.0
+    turns: int = 1
+    """Shards that a worker steps in turns (double buffering)."""
+    promised: Mapping[str, float] = field(default_factory=dict)
+    """Steps/s that were predicted for each placement of the policy, the chosen one first; empty: nothing was."""
+
+    @property
+    def forecast(self) -> Forecast:
+        """What was predicted, to be compared with what is reached."""
+        return Forecast(self.promised, self.workers * self.turns)
 
     @property
     def pace(self) -> Pace:
@@ -192,31 +250,42 @@ class Choice:
     reason: str
 
 
-def resolve(config: TopologyConfig, choose: Callable[[TopologyConfig], Choice]) -> Topology:
-    """Settle every `auto`, and say why. `choose` is asked where a measurement must decide."""
+def resolve(
+    config: TopologyConfig,
+    choose: Callable[[TopologyConfig], Choice],
+    place: Place = not_measured,
+) -> Topology:
+    """Settle every `auto`, and say why. `choose` and `place` are asked where a measurement must decide."""
     reasons = []
     topology, workers = config.topology, 1 if config.workers == "auto" else int(config.workers)
     if topology == "auto" or (topology != "inline" and config.workers == "auto"):
         choice = choose(config)
         topology, workers = choice.topology, choice.workers
         reasons.append(choice.reason)
-    if config.inference == "auto":
-        reasons.append("inference=local: each worker runs the policy itself")
     if topology == "inline":
         workers = 1
     if workers > config.n_envs:
         raise UsageError(f"workers: expected at most n_envs = {config.n_envs}, got {workers}")
-    count = config.shards or workers
+    placement = settle(config, topology, workers, place)
+    inference, turns = placement.inference, placement.turns
+    if placement.reason:
+        reasons.append(placement.reason)
+    count = config.shards or turns * workers
     if count < workers:
         raise UsageError(f"shards: expected at least workers = {workers}, got {count}; a worker needs one to fill")
     if not config.shards:
-        reasons.append(f"shards={count}: one group of environments for each worker")
+        groups = "two groups of environments, which take turns," if turns > 1 else "one group of environments"
+        reasons.append(f"shards={count}: {groups} for each worker")
     if topology != "processes" and (config.worker_max_memory_mb or config.worker_max_episodes):
         reasons.append("worker_max_memory_mb, worker_max_episodes: no effect, there are no worker processes")
+    servers = config.inference_servers if inference == "central" else 0
+    if servers > count:
+        raise UsageError(f"inference_servers: expected at most shards = {count}, got {servers}")
     rows = config.pick_up_rows if config.pick_up_rows >= 0 else 8 if config.max_lag else 0
     return Topology(
-        topology, "local", config.max_lag, tuple(split(config.n_envs, count)), tuple(reasons), workers,
+        topology, inference, config.max_lag, tuple(split(config.n_envs, count)), tuple(reasons), workers,
         config.start_method, rows, config.batch == "every_shard", config.worker_limits, config.spares,
+        servers, config.inference_max_batch, config.inference_max_wait_ms / 1000.0, turns, placement.promised,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import contextlib
 import numpy as np
 
 from headrace.inference.local import LocalInference
-from headrace.memory.spaces import ObservationSpace, Space, leaves_of, shape_of
+from headrace.memory.spaces import Dict, ObservationSpace, Space, leaves_of, shape_of
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import as_policy, build_policy
 from headrace.policies.threads import torch_threads
@@ -31,8 +31,8 @@ def warm_up(line: Line, spaces: tuple[ObservationSpace, Space]) -> None:
 
 def act_once(observation: ObservationSpace, action: Space) -> None:
     """Publish, load, act."""
-    rows = SMALLEST_TILE
-    flat = FlatParameters(build_policy(PolicyConfig(net_arch=(4,)), observation, action, 0))
+    rows, name = SMALLEST_TILE, "MultiInputPolicy" if isinstance(observation, Dict) else "MlpPolicy"
+    flat = FlatParameters(build_policy(PolicyConfig(name, net_arch=(4,)), observation, action, 0))
     store = WeightStore(flat.size, 1)
     store.publish(flat.published, 0)
     Replica(flat).load(store, 0)

@@ -22,14 +22,14 @@ from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.collecting.recycling import Recycling
 from headrace.collecting.topology import WorkerLimits
-from headrace.collecting.warm_up import warm_up
 from headrace.collecting.watch import Watch
-from headrace.collecting.worker import RETIRE, WorkerPlan, run_worker
+from headrace.collecting.worker import NOT_CLOSED, RETIRE, WorkerPlan, run_worker
 from headrace.episodes.standing import Standing
 from headrace.errors import EnvRaised, HeadraceError, again
 from headrace.memory.crash_note import Doing
 from headrace.runtime.child import Child
 from headrace.runtime.death import Death
+from headrace.runtime.failures import failure_of
 from headrace.runtime.standby import Standby
 from headrace.runtime.supervisor_state import (
     Died,
@@ -45,7 +45,10 @@ from headrace.runtime.supervisor_state import (
     SupervisorState,
 )
 
-PRELOAD = ("headrace.collecting.worker", "headrace.collecting.warm_up", "headrace.envs.serial")
+PRELOAD = (
+    "headrace.collecting.worker", "headrace.collecting.warm_up", "headrace.envs.serial", "headrace.inference.server",
+)  # fmt: skip
+LIGHT_PRELOAD = ("headrace.collecting.worker", "headrace.inference.client", "headrace.envs.serial")  # no torch
 _START_UPS = RestartLimits(fruitless=5, first_starts=5)  # in a row without a committed slab
 _ENDED = "the workers of this run were ended; make another run or load its last checkpoint"
 _CLOSE_S = 3.0  # for environments that are being closed, beyond the patience that all workers have to end
@@ -65,7 +68,7 @@ class _End:
     stack: str
     is_hung: bool = False
     raised: EnvRaised | None = None  # what an environment raised
-    until_s: float = 0.0  # by when it must have ended after that
+    since_s: float = 0.0  # when it reported that, by the watch's clock
 
 
 class Workers:
@@ -76,13 +79,12 @@ class Workers:
         plan: HostPlan,
         make_plan: MakePlan,
         count: int,
-        method: str,
+        standby: Standby,
         limits: WorkerLimits,
-        spares: int = 1,
         replaced: Replaced | None = None,
     ) -> None:
         self._plan, self._make_plan, self._limits = plan, make_plan, limits
-        self.standby = Standby(method, PRELOAD, spares, (warm_up, (plan.observation, plan.action)))
+        self.standby = standby
         self.count = count
         self.recycling = Recycling.of(limits, plan.env.is_vector())  # None: no worker is ever worn out
         self.watch = Watch(plan, count, self._shards, limits)
@@ -162,13 +164,13 @@ class Workers:
             raise failure
         env, episode, _ = failure.place or (0, 0, 0)
         how = f"env {env}: {failure}" if episode < 0 else str(failure)  # which could not be made: it has no episode
-        self.ends[worker] = _End(how, failure.place, _traceback(failure), raised=failure, until_s=now_s() + _CLOSE_S)
+        self.ends[worker] = _End(how, failure.place, _traceback(failure), raised=failure, since_s=self.watch.clock_s)
 
     def see_failed_end(self) -> None:
         """End those that reported a failure, and then do not come back from closing their environments."""
         for worker, end in self.ends.items():
             child = self.children.get(worker)
-            if child is not None and end.raised is not None and now_s() > end.until_s:
+            if child is not None and end.raised is not None and self.watch.clock_s > end.since_s + _CLOSE_S:
                 child.kill()
 
     def handle(self, event: Event) -> None:
@@ -189,8 +191,9 @@ class Workers:
     def end(self, patience_s: float) -> None:
         """Hang up on all, then see that each has ended; called again, it goes on where a signal broke it off.
 
-        One that hangs in close() is named.
+        One that hangs in close() is named. Raises the first error of an environment that could not be closed.
         """
+        failed: HeadraceError | None = None
         self.vacant, self._end = [], self._end or HeadraceError(_ENDED)
         for child in self.children.values():
             child.hang_up()
@@ -201,9 +204,12 @@ class Workers:
             wait([child.sentinel], max(0.0, deadline - now_s()))
             if patience_s and not child.has_ended:
                 self._see_it_close(worker, child, deadline + _CLOSE_S)
+            failed = failed or _not_closed(child)
             child.end(0.0)
             del self.children[worker]
         self.watch.close()
+        if failed is not None and patience_s:
+            raise failed
 
     def require_open(self) -> None:
         """Raise if they were ended, or given up."""
@@ -301,6 +307,14 @@ class Workers:
     def _environments(self, worker: int) -> str:
         ranges = [self._plan.shards[shard] for shard in self._shards(worker)]
         return "environments " + ", ".join(f"{one.start}-{one.stop - 1}" for one in ranges)
+
+
+def _not_closed(child: Child) -> HeadraceError | None:
+    """What a worker that has ended said of environments that could not be closed."""
+    while child.has_ended and (data := child.line.receive_nowait()) is not None:
+        if data.startswith(NOT_CLOSED):
+            return failure_of(child.name, data[len(NOT_CLOSED) :])
+    return None
 
 
 def _traceback(failure: HeadraceError) -> str:

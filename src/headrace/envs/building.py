@@ -19,6 +19,7 @@ from headrace.envs.mended import mended
 from headrace.envs.seeds import LONG, SHORT, Purpose
 from headrace.envs.serial import SerialEnvs
 from headrace.envs.spec import EnvSpec
+from headrace.envs.successes import Successes
 from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.errors import EnvRaised, HeadraceError
 from headrace.memory.crash_note import DOING, MAKE, CrashNote
@@ -32,15 +33,20 @@ def build_envs(
     purpose: Purpose = Purpose.ENV,
     nan_policy: str = "raise",
     note: CrashNote | None = None,
+    successes: Successes | None = None,
 ) -> VectorEnv:
-    """The environments with these indices."""
+    """The environments with these indices; `successes` watches them."""
     seed_of = spec.seed_of(seed, purpose)
     if spec.is_vector():
         note = note or CrashNote(len(env_indices))
         note.words[DOING] = MAKE
-        pool = GymnasiumVector(spec.make_vector(len(env_indices)), env_indices, seed_of, note)
+        made = spec.make_vector([seed_of(index, 0) for index in env_indices])
+        made = made if successes is None else successes.watch_pool(made)
+        pool = GymnasiumVector(made, env_indices, seed_of, note, spec.name, spec.is_seeded_when_made())
         return mended(pool, nan_policy)
-    return mended(SerialEnvs(_makes(spec, env_indices), env_indices, seed_of, note), nan_policy)
+    make = _makes(spec, env_indices)
+    watched = make if successes is None else lambda: successes.watch(make())
+    return mended(SerialEnvs(watched, env_indices, seed_of, note), nan_policy)
 
 
 def _makes(spec: EnvSpec, env_indices: range) -> Callable[[], gym.Env[Any, Any]]:

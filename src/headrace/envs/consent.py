@@ -2,8 +2,9 @@
 
     file's {env, kwargs, wrappers} - what the user named = what would be imported or called --> nothing, or an error
 
-A registered Gymnasium id without kwargs needs no consent: the registry decides what it imports, not the file. A
-module:attribute, a module:Id-v0, kwargs and wrappers do. Imports and calls nothing itself.
+An id of Gymnasium or EnvPool without kwargs needs no consent: their registries decide what it imports, not the file. A
+module:attribute, a module:Id-v0, kwargs and wrappers do; headrace's own wrapper of action masks does not. Imports and
+calls nothing itself.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.envs.spec import EnvSpec
+from headrace.envs.adapters import envpool
+from headrace.envs.spec import MASKS, EnvSpec
 from headrace.errors import ConsentError
 
 _SHOWN = 2000  # characters of kwargs in a message
 HOW_TO_CONSENT = (
-    "if it is what you want, name it yourself (env=hr.EnvSpec(...); on the command line ENV, --env-kwargs, "
-    "--wrappers), or look at the file and say trust=True (--trust)"
+    "if it is what you want, name it yourself (env=hr.EnvSpec(...), policy_kwargs=...; on the command line ENV, "
+    "--env-kwargs, --wrappers), or look at the file and say trust=True (--trust)"
 )
 
 
@@ -26,14 +28,21 @@ def parts_to_ask_for(named: Mapping[str, Any], given: EnvSpec | None) -> list[st
     """What building an encoded EnvSpec would import or call that the user did not name, a line each."""
     own = {"env": None, "kwargs": {}, "wrappers": []} if given is None else given.encode()
     parts = []
-    env, kwargs, wrappers = named["env"], named["kwargs"], named["wrappers"]
-    if isinstance(env, str) and ":" in env and env != own["env"]:
+    env, kwargs, wrappers = named["env"], named["kwargs"], [one for one in named["wrappers"] if one != MASKS]
+    if isinstance(env, str) and ":" in env and not env.startswith(envpool.PREFIX) and env != own["env"]:
         parts.append(f"environment {_import_of(env)}")
     if kwargs and _canonical(kwargs) != _canonical(own["kwargs"]):
         parts.append(f"environment kwargs {shown(kwargs)}")
-    if wrappers and wrappers != own["wrappers"]:
+    if wrappers and wrappers != [one for one in own["wrappers"] if one != MASKS]:
         parts += [f"wrapper {_import_of(wrapper)}" for wrapper in wrappers if isinstance(wrapper, str)]
     return parts
+
+
+def extractors_to_ask_for(policy: Mapping[str, Any]) -> list[str]:
+    """What building the feature extractors of a saved policy would import and call, a line each."""
+    classes, kwargs = policy.get("features_extractor_class", {}), policy.get("features_extractor_kwargs", {})
+    parts = [f"features_extractor_class {_import_of(one)}" for one in classes.values() if isinstance(one, str)]
+    return [*parts, *([f"features_extractor_kwargs {shown(kwargs)}"] if parts and any(kwargs.values()) else [])]
 
 
 def require_consent(parts: Sequence[str], source: str, doubt: str, how: str = HOW_TO_CONSENT) -> None:

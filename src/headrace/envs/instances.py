@@ -5,19 +5,24 @@
 headrace needs many environments, in processes of their own. A spec is the better way: it goes into checkpoints, and no
 state comes along. What a spec can't say (attributes set afterwards, wrappers that do not record their arguments) is
 copied. Says which way it took. The instance itself stays the user's: it is neither stepped, reset nor closed.
+A vector environment has to be made in other sizes, so it is built anew or refused: gymnasium.make_vec and EnvPool say
+how theirs were made.
 """
 
 from __future__ import annotations
 
 import copy
+from enum import Enum
 from typing import Any
 
 import gymnasium as gym
 
-from headrace.envs.spec import EnvSpec
+from headrace.envs.adapters import envpool
+from headrace.envs.spec import MAKE_VEC, EnvSpec
 from headrace.errors import HeadraceError, UsageError
 
 Env = gym.Env[Any, Any]
+Instance = Env | gym.vector.VectorEnv[Any, Any, Any]
 _PLAIN = (bool, int, float, str)
 
 
@@ -38,6 +43,34 @@ def spec_of(env: Env) -> EnvSpec:
     if spec is None:
         return EnvSpec(Copies(env), origin="deep copies of the instance that was passed")
     return spec
+
+
+def like(env: Instance) -> EnvSpec:
+    """What makes environments like an instance, single or vector."""
+    return vector_spec_of(env) if isinstance(env, gym.vector.VectorEnv) else spec_of(env)
+
+
+def vector_spec_of(envs: gym.vector.VectorEnv[Any, Any, Any]) -> EnvSpec:
+    """What makes vector environments like this one, of any size."""
+    made = envs.spec
+    if envpool.is_envpool(envs):
+        found = envpool.id_of(envs)
+        if found is not None:
+            return EnvSpec(f"{envpool.PREFIX}{found[0]}", found[1], origin="built anew as the EnvPool that was passed")
+    elif envs.unwrapped is envs and made is not None and "vectorization_mode" in made.kwargs:
+        kwargs = {"id": made.id} | {name: value for name, value in made.kwargs.items() if name != "num_envs"}
+        if "vector_kwargs" in kwargs:  # an AutoresetMode by its value, which a file can hold
+            kwargs["vector_kwargs"] = {name: _plain(value) for name, value in kwargs["vector_kwargs"].items()}
+        return EnvSpec(MAKE_VEC, kwargs, origin="built anew from the spec of the instance that was passed")
+    raise UsageError(
+        f"env: expected an id, module:attribute or a function that makes one, got an instance of "
+        f"{type(envs).__name__} that can't be built anew: it is wrapped, or was not made by gymnasium.make_vec; pass a "
+        f"function with a parameter named num_envs that makes one"
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
 
 
 def _by_spec(env: Env) -> EnvSpec | None:

@@ -20,6 +20,11 @@ from typing import Any
 from headrace.envs.vector_env import EnvFailure
 from headrace.plain_text import message_of
 
+
+class RefusedError(Exception):
+    """What an environment returned, or was sent, can't be used: said by our own wrappers, for its message."""
+
+
 _STEP = "(obs, reward, terminated, truncated, info)"
 
 
@@ -27,6 +32,8 @@ def failure(position: int, env_index: int, error: BaseException, where: str = ""
     """The failure to raise for what an environment raised; raises the error itself if it broke in from outside."""
     require_own(error, f"env {env_index}")
     text = message_of(error)
+    if isinstance(error, RefusedError):
+        return EnvFailure(position, f"{f'{where} ' if where else ''}{text}")
     said = f"raised {type(error).__name__}{f': {text}' if text else ''}"
     hint, is_raised = "", not isinstance(error, KeyboardInterrupt)  # which asks for an end
     if isinstance(error, TypeError | ValueError) and "unpack" in text:

@@ -22,7 +22,7 @@ from headrace.envs.returns import Returns
 from headrace.envs.vector_env import LiveEpisode
 from headrace.errors import ReplayError
 from headrace.memory.checksum import begin, extend
-from headrace.memory.spaces import Leaves, ObservationSpace, Space, empty_leaves, shape_of
+from headrace.memory.spaces import Leaves, ObservationSpace, Space, empty_leaves, shape_of, stored
 
 Array = npt.NDArray[Any]
 Step = Callable[[Any], tuple[Any, ...]]
@@ -43,6 +43,7 @@ class Replay:
     ) -> None:
         self.obs = first_obs
         self.length = 0
+        self.last_reward = 0.0  # of the last step, as slabs hold it
         self._step, self._position = step, position
         self._env_index, self._episode = episode_id
         self._space, action = spaces
@@ -81,7 +82,8 @@ class Replay:
         self.length += 1
         if self._rows == _ROWS or terminated or truncated:
             self._take_in()
-        return float(self._rewards[row, 0]), bool(terminated), bool(truncated)
+        self.last_reward = float(self._rewards[row, 0])
+        return self.last_reward, bool(terminated), bool(truncated)
 
     @property
     def checksum(self) -> int:
@@ -97,12 +99,12 @@ class Replay:
         for number, obs in enumerate(self._cut):
             for name, leaf in obs.items():
                 final[name][number, ...] = leaf
-        leaves = {name: leaf[:rows] for name, leaf in self._leaves.items()}
+        leaves = stored(self._space, {name: leaf[:rows] for name, leaf in self._leaves.items()})
         terminated, truncated, valid = self._flags[:, :rows]
         after = extend(
             self._checksum, self._env_index, leaves, self._actions[:rows], self._rewards[:rows],
             (terminated, truncated, valid), np.full((rows, 1), self._episode),
-            np.full(len(self._cut), rows - 1), final,
+            np.full(len(self._cut), rows - 1), stored(self._space, final),
         )  # fmt: skip
         self._checksum[0] = after[-1, 0]  # not that of the episode that would follow
 

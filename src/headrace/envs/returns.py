@@ -13,10 +13,13 @@ Runs for unusual types and for failures only. Does not know steps, episodes or s
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import numbers
+import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -25,8 +28,10 @@ import numpy.typing as npt
 
 from headrace.envs.raising import require_own
 from headrace.envs.vector_env import EnvFailure
+from headrace.errors import SchemaError
 from headrace.memory.spaces import (
     Box,
+    Dict,
     Discrete,
     Leaves,
     MultiDiscrete,
@@ -46,6 +51,7 @@ WHOLE = (int, np.int64)
 """Types of single choices that need no second look."""
 _NUMERIC = "?bhilqBHILQefd"
 _MOST_REWARD = float(np.finfo(np.float32).max)
+_DOUBLE, _MOST_PACKED = np.dtype(np.float64), 64  # of a longer array, numpy's own cast is faster
 _SHOWN = 80  # characters of a value in a message
 
 
@@ -56,11 +62,16 @@ class LeafReader:
         self.name, self._what = name, in_words(name)
         self.shape, self.dtype = shape_of(space), np.dtype(space.dtype)
         self._space = space
-        casting: Any = "same_kind" if self.dtype.kind == "f" else "safe"
-        self.fits = frozenset(one for one in map(np.dtype, _NUMERIC) if np.can_cast(one, self.dtype, casting))
-        """Dtypes of arrays that can be stored without a look at their values."""
+        takes_whole = self.dtype.kind == "f" and self.dtype.itemsize > 2  # any of them, rounded
+        self.fits = frozenset(
+            one for one in map(np.dtype, _NUMERIC)
+            if np.can_cast(one, self.dtype, "safe") or (takes_whole and one.kind in "iu")
+        )  # fmt: skip
+        """Dtypes of arrays that can be stored without a look at their values: none is too large."""
         self.usual_shape = None if isinstance(space, Discrete) else self.shape
         """Of arrays that the step loop takes itself; None for Discrete, whose choices are numbers."""
+        self.flat_size = self.shape[0] if len(self.shape) == 1 else 0
+        """Of observations whose memory takes them as they are, and refuses other dtypes and lengths; else 0."""
         self.is_ranged = not isinstance(space, Box | Discrete)
         """Arrays whose every row is held against the range: MultiDiscrete, MultiBinary."""
         self._least, self._beyond = _range(space)
@@ -69,8 +80,13 @@ class LeafReader:
 
     def read(self, position: int, obs: Any) -> Any:
         """One as the slab holds it."""
+        if type(obs) is np.ndarray and obs.dtype is self.dtype and obs.shape == self.usual_shape and not self.is_ranged:
+            return obs
         if type(obs) in WHOLE and self.choices[0] <= obs < self.choices[1]:
             return obs
+        if type(obs) is np.ndarray and obs.shape == self.shape and obs.dtype.kind == self.dtype.kind == "f":
+            with suppress(FloatingPointError), np.errstate(over="raise"):
+                return obs.astype(self.dtype)
         try:
             array = np.asarray(_arrays(obs, self.shape))
         except BaseException as error:
@@ -84,6 +100,12 @@ class LeafReader:
         if array.shape != self.shape:
             raise EnvFailure(position, f"returned an {self._what} of shape {array.shape}, expected {self.shape}")
         return self._stored(array[None], position)[0]
+
+    def left_alone(self) -> LeafReader:
+        """The same, as one of several: the step loop takes nothing of it itself."""
+        one = copy.copy(self)
+        one.usual_shape, one.choices, one.is_ranged, one.flat_size = None, (0, 0), False, 0
+        return one
 
     def read_pool(self, values: Any, num_envs: int) -> Array:
         """Those of a whole pool."""
@@ -121,8 +143,8 @@ class LeafReader:
             at = tuple(np.argwhere(is_bad)[0].tolist())
             raise EnvFailure(
                 position + at[0],
-                f"returned an {self._what} with {shown(array[at].item())}{_entry(at)}, which does not fit its dtype: "
-                f"expected {self.dtype}",
+                f"returned an {self._what} with {shown(array[at].item())}{_entry(at)}, which "
+                f"{'is too large for' if self.dtype.kind == 'f' else 'does not fit its dtype: expected'} {self.dtype}",
             )
         return cast
 
@@ -142,21 +164,32 @@ class Returns:
     def __init__(self, space: ObservationSpace) -> None:
         self._space = space
         self._leaves = {name: LeafReader(name, leaf) for name, leaf in leaves_of(space).items()}
-        self.usual = next(iter(self._leaves.values()))
+        first = next(iter(self._leaves.values()))
+        self.usual = usual = first.left_alone() if isinstance(space, Dict) else first
         """Of the one array that an observation is: the step loop takes the usual ones itself."""
+        is_short = not isinstance(space, Dict) and usual.dtype == np.float32 and 0 < usual.flat_size <= _MOST_PACKED
+        self._doubles = struct.Struct(f"={usual.flat_size}f") if is_short else None
 
     def observation(self, position: int, obs: Any) -> dict[str, Any]:
         """One observation by leaf, as the slab holds it."""
-        return {name: self._leaves[name].read(position, part) for name, part in split(self._space, obs).items()}
+        return {name: self._leaves[name].read(position, part) for name, part in self._split(position, obs).items()}
 
     def write(self, position: int, obs: Any, out: Leaves) -> None:
         """The same, into its place in a row."""
-        for name, part in split(self._space, obs).items():
+        doubles = self._doubles
+        if doubles is not None and type(obs) is np.ndarray and obs.dtype is _DOUBLE and obs.shape == self.usual.shape:
+            try:
+                row: Any = out[self.usual.name]
+                doubles.pack_into(row, position * doubles.size, *obs.tolist())
+                return
+            except (OverflowError, TypeError):  # too large for float32, or memory with gaps
+                pass
+        for name, part in self._split(position, obs).items():
             out[name][position] = self._leaves[name].read(position, part)
 
     def observations(self, values: Any, num_envs: int) -> Leaves:
         """Those of a whole pool."""
-        return {name: self._leaves[name].read_pool(part, num_envs) for name, part in split(self._space, values).items()}
+        return {name: self._leaves[name].read_pool(part, num_envs) for name, part in self._split(0, values).items()}
 
     def reward(self, position: int, value: Any) -> float:
         """A reward as a number."""
@@ -197,6 +230,16 @@ class Returns:
         if is_bad.any():
             self.reward(int(np.argmax(is_bad)), float(array[np.argmax(is_bad)]))
         return array
+
+    def _split(self, position: int, obs: Any) -> dict[str, Any]:
+        try:
+            return split(self._space, obs)
+        except SchemaError as error:
+            raise EnvFailure(position, f"returned {error}") from error
+        except BaseException as error:
+            require_own(error, "an observation")
+            said = f"{type(error).__name__}: {error}"
+            raise EnvFailure(position, f"returned an observation that can't be read ({said})") from error
 
 
 def shown(value: Any) -> str:

@@ -62,8 +62,8 @@ class SerialEnvs:
             self._note[DOING] = NOTHING
             env = self._envs[0]
             where = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-            self.observation_space = describe_observation(env.observation_space, where)
-            self.action_space = describe_action(env.action_space, where)
+            self.observation_space = describe_observation(getattr(env, "observation_space", None), where, env)
+            self.action_space = describe_action(getattr(env, "action_space", None), where)
             require_alike(self._envs, self._indices, where)
         except BaseException:
             self.close()
@@ -71,6 +71,9 @@ class SerialEnvs:
         self._returns = Returns(self.observation_space)
         self._as_sent = sender(self.action_space)
         self._steps = [env.step for env in self._envs]
+        size = self._returns.usual.flat_size
+        self._spans = [slice(size * position, size * (position + 1)) for position in range(self.num_envs)]
+        self._is_flat = size > 0  # as long as environments return arrays of their space's own dtype
         self._pack: Callable[..., None] = struct.Struct(f"={self.num_envs}f").pack_into  # refuses what does not fit
 
     def begin(self, first: Leaves) -> None:
@@ -107,12 +110,15 @@ class SerialEnvs:
         row.step[:] = self._step
         self._step += 1
         returns, usual = self._returns, self._returns.usual
-        out, array, shape = row.next_obs[usual.name], np.ndarray, usual.usual_shape
-        dtype, fits, (least, beyond) = usual.dtype, usual.fits, usual.choices
+        out, array, is_flat, flat = row.next_obs[usual.name], np.ndarray, self._is_flat, row.next_flat[usual.name]
+        shape, fits, (least, beyond) = usual.usual_shape, usual.fits, usual.choices
         note = self._note
         note[DOING], position = STEP, 0
+        actions = self._as_sent(row.action)
         try:
-            for step, action in zip(self._steps, self._as_sent(row.action), strict=True):
+            for position, step, action, span in zip(
+                range(self.num_envs), self._steps, actions, self._spans, strict=True
+            ):
                 note[POSITION] = position
                 obs, reward, terminated, truncated, _ = step(action)
                 rewards.append(reward)
@@ -120,13 +126,18 @@ class SerialEnvs:
                     truncated is not False and truncated is not _NO
                 ):
                     obs = self._end(position, row, obs, terminated, truncated, final)
-                if (type(obs) is array and obs.shape == shape and (obs.dtype is dtype or obs.dtype in fits)) or (
+                if is_flat and type(obs) is array:
+                    try:
+                        flat[span] = obs  # copies, if dtype and shape are the space's own
+                        continue
+                    except ValueError:  # another dtype or shape
+                        is_flat = self._is_flat = False
+                if (type(obs) is array and obs.shape == shape and obs.dtype in fits) or (
                     type(obs) in WHOLE and least <= obs < beyond
                 ):
                     out[position] = obs
                 else:
                     returns.write(position, obs, row.next_obs)
-                position += 1
         except (HeadraceError, EnvFailure):
             raise
         except BaseException as error:
@@ -178,8 +189,11 @@ class SerialEnvs:
         seed = self._seed_of(self._indices[position], int(self._episode[position]))
         before, self._note[DOING], self._note[POSITION] = self._note[DOING], RESET, position
         try:
-            obs, _ = self._envs[position].reset(seed=seed)
+            returned: Any = self._envs[position].reset(seed=seed)
+            obs, _ = returned
         except BaseException as error:
             raise failure(position, self._indices[position], error, f"reset(seed={seed})") from error
+        if type(returned) is np.ndarray:  # an observation of two numbers, which Python unpacks
+            raise EnvFailure(position, f"reset(seed={seed}) returned an array, expected 2 (observation, info)")
         self._note[DOING] = before
         return obs

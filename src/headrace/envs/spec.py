@@ -1,7 +1,8 @@
-"""What environment a run uses: a Gymnasium id, "module:attribute" or a callable, with its kwargs and wrappers.
+"""What environment a run uses: an id of Gymnasium or EnvPool, "module:attribute" or a callable; kwargs and wrappers.
 
     EnvSpec --make()--> gymnasium.Env                      one environment, stepped by our own loop
-            --make_vector(n)--> gymnasium.vector.VectorEnv   if the callable takes `num_envs`: resets itself
+            --make_vector(n)--> gymnasium.vector.VectorEnv   "envpool:id", or a callable that takes `num_envs`: resets
+                                                             itself; one that takes `seeds`, too, is seeded when made
 
 The spec is small and picklable; a spec made of strings also survives in a checkpoint's JSON.
 Knows how to build an environment; does not step it.
@@ -9,7 +10,6 @@ Knows how to build an environment; does not step it.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import json
@@ -21,13 +21,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from headrace.envs.adapters import envpool
+from headrace.envs.missing import hint, reason, to_install, unknown
 from headrace.envs.raising import require_own
-from headrace.envs.registered import adopt, entry_of
+from headrace.envs.registered import adopt, entry_of, hush, register_family
 from headrace.envs.returns import number
-from headrace.envs.seeds import LONG, SHORT, Purpose, episode_seed
+from headrace.envs.seeds import AT_MAKE, LONG, SHORT, Purpose, episode_seed
 from headrace.errors import EnvError, EnvRaised, HeadraceError, UsageError
 
 EnvSource = str | Callable[..., Any]
+MAKE_VEC = "gymnasium:make_vec"
+MASKS = "headrace.envs.masks:ActionMasks"
 Wrapper = EnvSource | tuple[EnvSource, Mapping[str, Any]]
 """A wrapper, or a wrapper and its keyword arguments. As text: module:attribute, or module:attribute {"key": value}."""
 
@@ -49,10 +53,13 @@ class EnvSpec:
         if isinstance(self.env, gym.Env | gym.vector.VectorEnv):
             raise UsageError(
                 f"env: expected an id, module:attribute or a function that makes one, got an instance "
-                f"({_name(self.env)}); headrace builds as many as it needs: pass what makes one, as in lambda: make()"
+                f"({_name(self.env)}), which hr.PPO, hr.Collector and hr.check_env take, but not hr.EnvSpec"
             )
         if not isinstance(self.env, str) and not callable(self.env):
-            raise UsageError(f"env: expected an id, module:attribute or a callable, got {type(self.env).__name__}")
+            raise UsageError(
+                f"env: expected an id, module:attribute, a callable or an environment, got {type(self.env).__name__}"
+                f"{'; pass one function, n_envs is how many' if isinstance(self.env, list | tuple) else ''}"
+            )
         object.__setattr__(self, "wrappers", tuple(map(_one_wrapper, self.wrappers)))
         repeat: Any = self.action_repeat
         if not isinstance(repeat, int) or repeat < 1:
@@ -62,7 +69,8 @@ class EnvSpec:
 
     def __getstate__(self) -> dict[str, Any]:
         """On its way to another process, where the id may not be registered."""
-        return vars(self) | {"registered": entry_of(self.env)}
+        is_vector = self.env == MAKE_VEC
+        return vars(self) | {"registered": entry_of(self.kwargs.get("id") if is_vector else self.env)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         adopt(state.pop("registered"))
@@ -78,11 +86,15 @@ class EnvSpec:
 
     def seed_of(self, seed: int, purpose: Purpose) -> Callable[[int, int], int]:
         """(env index, episode number) -> reset seed, in a run with this seed."""
-        return partial(episode_seed, self.seed_bits, seed, purpose)
+        return partial(episode_seed, AT_MAKE if self.is_seeded_when_made() else self.seed_bits, seed, purpose)
 
     def is_vector(self) -> bool:
         """Whether the callable builds a whole vector environment: it has a parameter named num_envs."""
         return not self._is_id() and "num_envs" in _parameters(self._callable())
+
+    def is_seeded_when_made(self) -> bool:
+        """Whether the callable builds a vector environment from its seeds: it has a parameter named seeds, too."""
+        return self.is_vector() and "seeds" in _parameters(self._callable())
 
     def make(self) -> gym.Env[Any, Any]:
         """One environment, wrapped."""
@@ -101,11 +113,24 @@ class EnvSpec:
             raise
         return dressed
 
-    def make_vector(self, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
-        """A vector environment of that size, from a callable that takes num_envs."""
+    def make_vector(self, seeds: Sequence[int]) -> gym.vector.VectorEnv[Any, Any, Any]:
+        """A vector environment of so many, from a callable that takes num_envs, and may take their seeds."""
+        if MASKS in self.wrappers:
+            raise UsageError(f"{self.name}: action_masks needs single environments; this makes vector environments")
         if self.action_repeat > 1 or self.wrappers:
             raise UsageError(f"{self.name}: wrappers and action_repeat go inside a factory of vector environments")
-        envs = self._build({"num_envs": num_envs})
+        num_envs, is_seeded = len(seeds), self.is_seeded_when_made()
+        ours = {"num_envs": num_envs} | ({"seeds": list(seeds)} if is_seeded else {})
+        for name in ours.keys() & self.kwargs.keys():
+            raise UsageError(f"{self.name}: env_kwargs: {name} can't be set; n_envs and seed of the run decide")
+        envs = self._build(ours)
+        if envpool.is_envpool(envs):
+            if not is_seeded:
+                raise UsageError(
+                    f"{self.name}: EnvPool ignores the seeds of reset; use env='envpool:ID', or give the function a "
+                    f"parameter named seeds and pass it on, as in envpool.make(..., seed=seeds)"
+                )
+            envs = envpool.Pool(envs)
         if not isinstance(envs, gym.vector.VectorEnv):
             raise EnvError(f"{self.name}: expected a gymnasium.vector.VectorEnv, got {type(envs).__name__}")
         if envs.num_envs != num_envs:
@@ -118,7 +143,7 @@ class EnvSpec:
         """The spec as JSON; callables by their name only, so that a checkpoint can say what it needs."""
         return {
             "env": self.env if isinstance(self.env, str) else {"callable": self.name},
-            "kwargs": _jsonable(self.kwargs),
+            "kwargs": jsonable(self.kwargs),
             "wrappers": [w if isinstance(w, str) else {"callable": _name_of(w)} for w in self.wrappers],
             "action_repeat": self.action_repeat,
             "seed_bits": self.seed_bits,
@@ -126,13 +151,15 @@ class EnvSpec:
 
     def _is_id(self) -> bool:
         """Gymnasium's own module:id imports a module that registers; an id is no attribute, it has a -v0."""
-        if not isinstance(self.env, str):
+        if not isinstance(self.env, str) or self.env.startswith(envpool.PREFIX):
             return False
         _, colon, attribute = self.env.partition(":")
         return not colon or attribute in gym.registry or not all(map(str.isidentifier, attribute.split(".")))
 
     def _callable(self) -> Callable[..., Any]:
-        return _load(self.env, "environment") if isinstance(self.env, str) else self.env
+        if isinstance(self.env, str) and self.env.startswith(envpool.PREFIX):
+            return partial(envpool.make_pool, self.env.removeprefix(envpool.PREFIX))
+        return load_attribute(self.env, "environment") if isinstance(self.env, str) else self.env
 
     def _build(self, more: Mapping[str, Any]) -> Any:
         if isinstance(self.env, str) and self._is_id():
@@ -140,6 +167,8 @@ class EnvSpec:
         factory = self._callable()
         try:
             return factory(**self.kwargs, **more)
+        except UsageError:
+            raise
         except BaseException as error:
             raise self._failed(error) from error
 
@@ -147,9 +176,11 @@ class EnvSpec:
         wrap, name = (_load_wrapper(wrapper), wrapper) if isinstance(wrapper, str) else (wrapper, _name_of(wrapper))
         try:
             wrapped = wrap(env)
+        except UsageError:
+            raise
         except BaseException as error:
             require_own(error, f"{self.name}: wrapper {name}")
-            raise _raised(error, f"{self.name}: wrapper {name} raised {type(error).__name__}: {error}") from error
+            raise _raised(error, f"{self.name}: wrapper {name} raised {reason(error)}{_advice(error)}") from error
         if not isinstance(wrapped, gym.Env):
             raise EnvError(
                 f"{self.name}: expected wrapper {name} to give a gymnasium.Env, got {type(wrapped).__name__}"
@@ -160,15 +191,13 @@ class EnvSpec:
         module_name, colon, bare_id = env_id.rpartition(":")
         if colon:
             _import(module_name, f"environment {env_id!r}")  # it registers the id
+            hush(module_name)
+        else:
+            register_family(env_id)
         try:
             gym.spec(bare_id)
         except gym.error.Error as error:
-            known = list(gym.registry)
-            close = difflib.get_close_matches(bare_id, known, n=3, cutoff=0.4)
-            hint = f"did you mean {' or '.join(close)}?" if close else "see gymnasium.pprint_registry()"
-            raise UsageError(
-                f"unknown environment {env_id!r}: {hint} (a Gymnasium id, or module:attribute for your own)"
-            ) from error
+            raise UsageError(f"unknown environment {env_id!r}: {unknown(bare_id)}") from error
         try:
             # Gymnasium's passive checker looks at the first step only and costs a call on every one; we look at all.
             return gym.make(env_id, **{"disable_env_checker": True, **self.kwargs})
@@ -178,7 +207,8 @@ class EnvSpec:
     def _failed(self, error: BaseException) -> EnvError:
         require_own(error, self.name)
         with_kwargs = f" with kwargs {dict(self.kwargs)}" if self.kwargs else ""
-        return _raised(error, f"{self.name}: could not be made{with_kwargs}: {type(error).__name__}: {error}")
+        said = f"{self.name}: could not be made{with_kwargs}: {reason(error)}{hint(self.name, error)}"
+        return _raised(error, said)
 
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
@@ -202,6 +232,13 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
         return obs, total, terminated, truncated, info
 
 
+def _advice(error: BaseException) -> str:
+    """What to do about a wrapper that raised: how to give it the arguments that it lacks."""
+    if isinstance(error, TypeError) and "required positional argument" in str(error):
+        return """; give them as (Wrapper, {"key": value}), in text 'module:attribute {"key": value}'"""
+    return hint("", error)
+
+
 def _raised(error: BaseException, text: str) -> EnvError:
     return EnvError(text) if isinstance(error, KeyboardInterrupt) else EnvRaised(text)
 
@@ -213,10 +250,10 @@ def _one_wrapper(wrapper: Any) -> EnvSource:
         raise UsageError(f"wrappers: expected a wrapper or (wrapper, kwargs), got {wrapper!r}")
     wrap, kwargs = (wrapper[0], dict(wrapper[1])) if is_pair else (wrapper, {})
     if isinstance(wrap, str):
-        plain = _jsonable(kwargs)
+        plain = jsonable(kwargs)
         if not any(isinstance(value, dict) and set(value) == {"object"} for value in plain.values()):
             return f"{wrap} {json.dumps(plain, sort_keys=True)}" if plain else wrap
-        wrap = _load(wrap, "wrapper")
+        wrap = load_attribute(wrap, "wrapper")
     if not callable(wrap):
         raise UsageError(f"wrappers: expected module:attribute or a callable, got {wrap!r}")
     return partial(wrap, **kwargs) if kwargs else wrap
@@ -224,7 +261,7 @@ def _one_wrapper(wrapper: Any) -> EnvSource:
 
 def _load_wrapper(text: str) -> Callable[..., Any]:
     path, brace, rest = text.partition("{")
-    wrap = _load(path.strip(), "wrapper")
+    wrap = load_attribute(path.strip(), "wrapper")
     if not brace:
         return wrap
     try:
@@ -241,7 +278,8 @@ def _name_of(wrapper: Any) -> str:
     return str(getattr(wrapper, "__qualname__", repr(wrapper)))
 
 
-def _load(path: str, what: str) -> Callable[..., Any]:
+def load_attribute(path: str, what: str) -> Callable[..., Any]:
+    """What module:attribute names; the module is imported."""
     module_name, _, attribute = path.partition(":")
     if not attribute:
         raise UsageError(f"{what} {path!r}: expected module:attribute")
@@ -263,11 +301,12 @@ def _import(module_name: str, what: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise EnvError(f"{what}: importing {module_name} failed: {error}") from error
-        raise UsageError(f"{what}: {error}; expected module:attribute, importable from here") from error
+            raise EnvError(f"{what}: importing {module_name} failed: {error}{hint('', error)}") from error
+        where = "expected a module that can be imported from here"
+        raise UsageError(f"{what}: {error}; {where}, or {to_install(module_name)}") from error
     except BaseException as error:
         require_own(error, what)
-        raise EnvError(f"{what}: importing {module_name} raised {type(error).__name__}: {error}") from error
+        raise EnvError(f"{what}: importing {module_name} raised {reason(error)}{hint('', error)}") from error
 
 
 def _name(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> str:
@@ -281,7 +320,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
         return {}
 
 
-def _jsonable(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def jsonable(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What JSON holds as it is; anything else marked by its name, so that nobody takes it for the thing itself."""
     kept: dict[str, Any] = {}
     for key, value in kwargs.items():

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.memory.checksum import begin, extend_by_slab
-from headrace.memory.schema import DROPPED_END
+from headrace.memory.schema import DROPPED_END, state_leaf
 from headrace.memory.slab import Slab
 from headrace.memory.spaces import ObservationSpace, Space, empty_leaves
 
@@ -54,20 +54,16 @@ class Journal:
     """The running episodes of all environments of a run, and the last `window` that ended."""
 
     def __init__(
-        self,
-        n_envs: int,
-        seed_of: Callable[[int, int], int],
-        observation: ObservationSpace,
-        action: Space,
-        window: int = 100,
-    ) -> None:
+        self, n_envs: int, seed_of: Callable[[int, int], int], observation: ObservationSpace, action: Space,
+        window: int = 100, state_size: int = 0,
+    ) -> None:  # fmt: skip
         self.seed_of = seed_of
         self.spaces = observation, action
         self.episode = [0] * n_envs
         self.chunks: list[list[Array]] = [[] for _ in range(n_envs)]  # of actions, slab by slab
         self.checksum = np.array([begin(env, 0) for env in range(n_envs)], np.uint64)
         self.total_reward = np.zeros(n_envs)
-        self.last_obs = empty_leaves(observation, n_envs)
+        self.last_obs = empty_leaves(observation, n_envs) | state_leaf(state_size, n_envs)
         self.noise_counter = np.zeros(n_envs, np.int64)
         for leaf in self.last_obs.values():
             leaf.fill(0)
@@ -100,8 +96,8 @@ class Journal:
             actions = slab.action[first[b] :, b]  # copied: the slab will be reused
             self.chunks[env].append(actions.copy() if all_valid else actions[valid[first[b] :, b]])
         checksums = extend_by_slab(self.checksum[part], env_indices.start, slab)
-        for name, leaf in self.last_obs.items():
-            leaf[part] = slab.last_obs[name]
+        for name, leaf in slab.whole_last().items():
+            self.last_obs[name][part] = leaf
         self.noise_counter[part] = slab.noise_counter
         return Entered(env_indices.start, checksums, ended)
 

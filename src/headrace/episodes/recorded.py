@@ -35,6 +35,13 @@ class Part:
         taken: Array = self.frame.action[self.rows, self.column]
         return taken.astype(self.frame.action_dtype)
 
+    @property
+    def versions(self) -> Array:
+        """That acted in each row."""
+        firsts, versions = np.asarray(self.frame.versions, np.int64).T
+        acted: Array = versions[np.searchsorted(firsts, self.rows, "right") - 1]
+        return acted
+
     def version(self, row: int) -> int:
         """The version that acted in a row."""
         return next(version for first, version in reversed(self.frame.versions) if first <= row)
@@ -75,6 +82,11 @@ class RecordedEpisode:
     def actions(self) -> Array:
         """All of its actions, [steps, ...], as slabs hold them."""
         return np.concatenate([part.actions for part in self.parts])
+
+    @property
+    def versions(self) -> Array:
+        """Of the policy that acted in each step."""
+        return np.concatenate([part.versions for part in self.parts])
 
     @property
     def marks(self) -> list[tuple[int, int]]:

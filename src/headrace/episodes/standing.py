@@ -24,7 +24,7 @@ from headrace.memory.spaces import Leaves, shape_of
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a shard goes on: its live episodes, the observations they stand at, and its noise counters."""
+    """Where a shard goes on: its live episodes, the observations they stand at (and a recurrent policy's state)."""
 
     live: list[LiveEpisode]
     last_obs: Leaves
@@ -41,8 +41,7 @@ def standing(journal: Journal, env_indices: range, waiting: Sequence[Slab] = ())
     fork.chunks[part] = [list(chunks) for chunks in journal.chunks[part]]
     fork.noise_counter[part] = journal.noise_counter[part]
     fork.checksum[part] = journal.checksum[part]
-    for name, leaf in fork.last_obs.items():
-        leaf[part] = journal.last_obs[name][part]
+    fork.last_obs = {name: leaf.copy() for name, leaf in journal.last_obs.items()}
     for slab in waiting:
         fork.enter(env_indices, slab)
     last_obs = {name: leaf[part].copy() for name, leaf in fork.last_obs.items()}

@@ -23,6 +23,7 @@ import gymnasium as gym
 import numpy as np
 
 from headrace.envs.building import first_look
+from headrace.envs.instances import Instance, like
 from headrace.envs.seeds import SHORT, Purpose
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.envs.time_limit import time_limit
@@ -30,7 +31,7 @@ from headrace.errors import EnvError
 from headrace.evaluation.elsewhere import Elsewhere
 from headrace.evaluation.trace import MOST_ROWS, MOST_S, Job, Key, Trace, play, played, traces_of
 from headrace.memory.crash_note import CrashNote
-from headrace.memory.spaces import ObservationSpace, Space, in_words, leaves_of
+from headrace.memory.spaces import ObservationSpace, Space, in_short, in_words, leaves_of, left_out_of
 from headrace.runtime.child import Child
 
 INSTANCES = 3
@@ -77,8 +78,9 @@ class Checked:
         """For people."""
         lines = [
             f"environment   {self.name}",
-            *(f"{in_words(name):<13} {_short(leaf)}" for name, leaf in leaves_of(self.observation).items()),
-            f"action        {_short(self.action)}",
+            *(f"{in_words(name):<13} {in_short(leaf)}" for name, leaf in leaves_of(self.observation).items()),
+            *(f"left out      {name}: a text, which no policy sees" for name in left_out_of(self.observation)),
+            f"action        {in_short(self.action)}",
             f"class         {self.env_class}: {self.evidence}",
         ]
         if self.step_us is not None:
@@ -108,16 +110,19 @@ class _Game:
 
 
 def check_env(
-    env: EnvSource | EnvSpec,
+    env: EnvSource | EnvSpec | Instance,
     seed: int = 1,
     progress: Callable[[str], None] | None = None,
     hang_ceiling_s: float = 300.0,
 ) -> Checked:
     """Play an environment and say what can be guaranteed.
 
-    One that shows no progress for `hang_ceiling_s` is an error that says what it is in; 0: no limit.
+    If it is an instance, others are built like it, and it is not touched. One that shows no progress for
+    `hang_ceiling_s` is an error that says what it is in; 0: no limit.
     """
     say = progress or (lambda text: None)
+    if isinstance(env, gym.Env | gym.vector.VectorEnv):
+        env = like(env)
     spec, note = env if isinstance(env, EnvSpec) else EnvSpec(env), CrashNote(1)
     with time_limit(spec.name, note, hang_ceiling_s):
         spec, one = first_look(spec, seed, Purpose.CHECK, note)
@@ -234,10 +239,3 @@ def _in_fresh_processes(game: _Game, *jobs: Sequence[Job]) -> list[dict[Key, Tra
         except EnvError as error:
             text = "\n".join([*getattr(error, "__notes__", ()), str(error)])
             raise EnvError(f"{spec.name}: could not be played in a fresh process (here it could):\n{text}") from None
-
-
-def _short(space: Space) -> str:
-    fields = vars(space)
-    shape = fields.get("shape")
-    count = f"n={fields['n']}" if "n" in fields else f"nvec={fields['nvec']}" if "nvec" in fields else f"shape={shape}"
-    return f"{type(space).__name__}({count}, {space.dtype})"

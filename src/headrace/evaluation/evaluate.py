@@ -9,17 +9,18 @@ Does not know what acts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.envs.successes import Successes
 from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.errors import EnvError, NumericsError
+from headrace.evaluation.lone_row import lone_row
 from headrace.memory.schema import DROPPED_END
-from headrace.memory.slab import Row
-from headrace.memory.spaces import Leaves, empty_leaves, in_words, shape_of
+from headrace.memory.spaces import Leaves, in_words
 
 Array = npt.NDArray[Any]
 
@@ -30,6 +31,8 @@ class Evaluated:
 
     returns: list[float]
     lengths: list[int]
+    successes: list[bool] = field(default_factory=list)
+    """Of the episodes whose environment said whether it was one."""
 
     @property
     def mean_reward(self) -> float:
@@ -49,37 +52,41 @@ class Evaluated:
 
 def evaluate(
     envs: VectorEnv,
-    act: Callable[[Leaves, int, Array], None],
+    act: Callable[[Leaves, int, Array, Array], None],
     n_episodes: int,
     callback: Callable[[int], None] | None = None,
+    successes: Successes | None = None,
 ) -> Evaluated:
-    """Play `n_episodes`. act(obs, row number, out) writes the actions; callback gets the episodes done so far."""
+    """Play `n_episodes`. act(obs, row number, out, starts) writes actions; callback gets the episodes done.
+
+    `successes` watches the environments.
+    """
     n = envs.num_envs
     targets = np.array([(n_episodes + i) // n for i in range(n)])
-    obs, following = empty_leaves(envs.observation_space, n), empty_leaves(envs.observation_space, n)
-    action = np.empty((n, *shape_of(envs.action_space)), envs.action_space.dtype)
-    terminated, truncated, valid = np.zeros((3, n), bool)
-    episode, step = np.zeros((2, n), np.int64)
-    row = Row(obs, action, np.zeros(n, np.float32), terminated, truncated, valid, episode, step, following)
+    row = lone_row(envs.observation_space, envs.action_space, n)
+    obs, action, following = row.obs, row.action, row.next_obs
     total, length, played = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64)
     result = Evaluated([], [])
-    number = 0
+    number, starts = 0, np.ones(n, bool)  # of episodes
     try:
         envs.begin(obs)
         while (played < targets).any():
-            act(obs, number, action)
+            act(obs, number, action, starts)
             envs.step(row, _ignore)
             _require_finite(row.reward, "reward", played, length)
             for name, leaf in following.items():
                 _require_finite(leaf, f"{in_words(name)} that followed", played, length)
             total += row.reward * row.valid
             length += row.valid
+            starts = row.terminated | row.truncated | ~row.valid
             is_dropped = row.step == DROPPED_END
             total[is_dropped], length[is_dropped] = 0.0, 0
             for env in np.flatnonzero((row.terminated | row.truncated) & row.valid):
                 if played[env] < targets[env]:
                     result.returns.append(float(total[env]))
                     result.lengths.append(int(length[env]))
+                    said = None if successes is None else successes.said(int(env))
+                    result.successes.extend([] if said is None else [said])
                     if callback is not None:
                         callback(len(result.returns))
                 played[env] += 1
@@ -102,7 +109,7 @@ def _require_finite(values: Array, what: str, played: Array, length: Array) -> N
 
 
 def _place(env: int, played: Array, length: Array) -> str:
-    return f"evaluation, env {env}, episode {played[env]}, step {length[env]}"
+    return f"evaluation, env {env}, episode {env}:{played[env]}, step {length[env]}"
 
 
 def _ignore(env: int, obs: Any) -> None:

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 from headrace.clock import now_s
 from headrace.envs.actions import sender
@@ -50,6 +50,13 @@ class InPassing:
         self._answer: dict[str, Any] | None = None
         self._is_halted = False
         self._verdict: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, spec: EnvSpec, seed_of: Callable[[int, int], int], count: int, nan_policy: str) -> Self:
+        """The check of a run's environment, unless its episodes can't be played again as they were stored."""
+        why_off = "" if nan_policy == "raise" else f"nan_policy={nan_policy}: episodes are stored as mended"
+        why_off = "a pool that resets itself (class B)" if spec.is_vector() else why_off
+        return cls(spec, seed_of, count, why_off)
 
     def state(self) -> dict[str, Any]:
         """For result.json: state is same, differs, not possible, not finished or off; how many episodes; in words."""
@@ -162,7 +169,7 @@ def difference_of(spec: EnvSpec, shown: ShownEpisode, seed: int) -> str | None:
     try:
         _act_on_one_thread()
         spaces = (
-            describe_observation(env.observation_space, spec.name),
+            describe_observation(env.observation_space, spec.name, env),
             describe_action(env.action_space, spec.name),
         )
         obs, _ = env.reset(seed=seed)

@@ -9,7 +9,8 @@ that resets itself, an environment that raises, other actions) is an error. Does
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from headrace.episodes.recorded import RecordedEpisode
 from headrace.errors import EnvError, ReplayError, UsageError
 from headrace.memory.spaces import shape_of
 
-Look = Callable[[gym.Env[Any, Any]], None]  # called after the reset and after every step
+Look = Callable[[gym.Env[Any, Any], Replay], None]  # called after the reset and after every step
 
 
 @dataclass(frozen=True)
@@ -55,20 +56,43 @@ class Replayed:
         return self.difference is None
 
 
-def replay_episode(spec: EnvSpec, seed: int, recorded: RecordedEpisode, look: Look = lambda env: None) -> Replayed:
+class ClassBError(ReplayError):
+    """No episode of these environments can be played again."""
+
+
+def replay_episode(
+    spec: EnvSpec, seed: int, recorded: RecordedEpisode, look: Look = lambda env, replay: None
+) -> Replayed:
     """Play a recorded episode again, in an environment of its own; `seed` is that of its reset."""
-    where = f"env {recorded.env_index}, episode {recorded.name}, seed {seed}"
-    if spec.is_vector():
-        raise ReplayError(
-            f"{where}: {spec.name} is class B (a vector environment that resets itself): an episode of it can't be "
-            f"rebuilt from its seed and actions. --list and --diff work without a replay"
-        )
-    env, count = spec.make(), 0
     try:
-        spaces = (
-            describe_observation(env.observation_space, spec.name),
-            describe_action(env.action_space, spec.name),
+        with replay_env(spec) as env:
+            return replay_in(env, spec.name, seed, recorded, look)
+    except ClassBError as error:
+        raise ReplayError(f"env {recorded.env_index}, episode {recorded.name}, seed {seed}: {error}") from None
+
+
+@contextmanager
+def replay_env(spec: EnvSpec) -> Iterator[gym.Env[Any, Any]]:
+    """An environment that recorded episodes can be played in."""
+    if spec.is_vector():
+        raise ClassBError(
+            f"{spec.name} is class B (a vector environment that resets itself): an episode of it can't be rebuilt from "
+            f"its seed and actions. headrace replay's --list and --diff work without that"
         )
+    env = spec.make()
+    try:
+        yield env
+    finally:
+        env.close()
+
+
+def replay_in(
+    env: gym.Env[Any, Any], name: str, seed: int, recorded: RecordedEpisode, look: Look = lambda env, replay: None
+) -> Replayed:
+    """The same in a given environment, which stays open for the next episode."""
+    where, count = f"env {recorded.env_index}, episode {recorded.name}, seed {seed}", 0
+    try:
+        spaces = (describe_observation(env.observation_space, name, env), describe_action(env.action_space, name))
         actions = recorded.actions
         wanted = spaces[1].dtype, shape_of(spaces[1])
         if (str(actions.dtype), actions.shape[1:]) != wanted:
@@ -77,14 +101,14 @@ def replay_episode(spec: EnvSpec, seed: int, recorded: RecordedEpisode, look: Lo
                 f"got {actions.dtype} and {actions.shape[1:]}; is it the environment of the run?"
             )
         obs, _ = env.reset(seed=seed)
-        look(env)
         replay = Replay(env.step, obs, spaces, (recorded.env_index, recorded.episode))
+        look(env, replay)
         marks, agreed, parted = dict(recorded.marks), 0, None
         rewards, terminated, truncated = [], False, False
         for count, sent in enumerate(zip(actions, sender(spaces[1])(actions.copy()), strict=True)):
             reward, terminated, truncated = replay.step(*sent)
             rewards.append(reward)
-            look(env)
+            look(env, replay)
             if parted is None and count + 1 in marks:
                 parted = None if replay.checksum == marks[count + 1] else count
                 agreed = agreed if parted is not None else count + 1
@@ -98,8 +122,6 @@ def replay_episode(spec: EnvSpec, seed: int, recorded: RecordedEpisode, look: Lo
         raise UsageError(f"{where}, step {count}: a package is missing: {error}") from error
     except Exception as error:
         raise EnvError(f"{where}, step {count}: the environment raised {type(error).__name__}: {error}") from error
-    finally:
-        env.close()
     outcome = Outcome(replay.length, math.fsum(rewards), terminated, truncated, replay.checksum)
     difference = _difference(recorded, outcome, agreed, parted)
     rounding = 1e-9 * math.fsum(map(abs, rewards))  # the run summed them in another order

@@ -23,14 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.building import build_envs
+from headrace.envs.masks import keep_lawful
 from headrace.envs.seeds import Purpose, sequence
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import EnvFailure, LiveEpisode, VectorEnv
 from headrace.errors import EnvError
+from headrace.evaluation.lone_row import lone_row
 from headrace.memory.checksum import begin as begun
 from headrace.memory.crash_note import CrashNote
-from headrace.memory.slab import Row
-from headrace.memory.spaces import Leaves, Space, empty_leaves, made_up, shape_of
+from headrace.memory.spaces import Leaves, Space, made_up, shape_of
 
 MOST_ROWS = 1_000
 MOST_S = 5.0  # of one job: a slow environment is judged by fewer steps
@@ -96,11 +97,8 @@ def record(
 ) -> dict[Key, Trace]:
     """Play a job and keep what was seen. With a limit of time it also ends when every environment has played enough."""
     n, indices = envs.num_envs, job.env_indices
-    obs, following = empty_leaves(envs.observation_space, n), empty_leaves(envs.observation_space, n)
-    action = np.empty((n, *shape_of(envs.action_space)), envs.action_space.dtype)
-    terminated, truncated, valid = np.zeros((3, n), bool)
-    numbers, steps = np.zeros((2, n), np.int64)
-    row = Row(obs, action, np.zeros(n, np.float32), terminated, truncated, valid, numbers, steps, following)
+    row = lone_row(envs.observation_space, envs.action_space, n)
+    obs, action, following = row.obs, row.action, row.next_obs
     episode = np.full(n, job.first_episode)
     found: dict[Key, _Recording] = {}
     finals: dict[int, bytes] = {}
@@ -115,6 +113,7 @@ def record(
             if key not in chosen:
                 chosen[key] = _actions(envs.action_space, seed, *key)
             action[b] = next(chosen[key])
+        keep_lawful(envs.action_space, action, obs)
         finals.clear()
         envs.step(row, lambda b, final: finals.__setitem__(b, _bytes_of(final, following)))
         for b, index in enumerate(indices):

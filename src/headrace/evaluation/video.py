@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from headrace.errors import EnvError, UsageError
+from headrace.extras import require
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,6 +30,7 @@ def require_video_name(path: Path) -> None:
     """Raise unless it is a name that a video can be written to."""
     if path.suffix.lower() not in _FORMATS:
         raise UsageError(f"render: expected a file name that ends in .gif, .png (animated) or .webp, got {str(path)!r}")
+    require("video", "render")
     if not path.parent.is_dir():
         raise UsageError(f"render: expected a file in an existing directory, got {str(path)!r}")
 

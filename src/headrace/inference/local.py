@@ -4,12 +4,16 @@
 
 Observations are copied into one aligned tile; a short one is padded. A plain MLP acts through one compiled call
 instead. `inference/self_test` proves at start-up, on this machine and with this policy, that a row's action does not
-depend on its place or its neighbours. Does not know where weights come from: it reads the module it was given.
+depend on its place or its neighbours. `LocalInference` reads the module it was given; which version of the weights that
+holds is up to who follows the store (weights/store).
 """
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +21,16 @@ import torch
 from torch import nn
 
 from headrace.errors import UsageError
+from headrace.inference.device_names import Device
+from headrace.memory.segment import SharedSegment
 from headrace.memory.spaces import Leaves, ObservationSpace, Space, as_seen, leaves_of, shape_of
 from headrace.policies.distributions import Categorical, DiagonalGaussian
 from headrace.policies.networks import MlpPolicy, as_policy
-from headrace.policies.plain_mlp import PlainMlpAct
+from headrace.policies.normalization import compiled_act
+from headrace.policies.plain_mlp import KINDS, PlainMlpAct
 from headrace.policies.tiles import SMALLEST_TILE, spans
+from headrace.weights.flat import FlatParameters
+from headrace.weights.store import Following, Replica, WeightStore
 
 Array = npt.NDArray[Any]
 _MANY_WEIGHTS = 2**15  # beyond, a tuned matrix product makes up for its calls
@@ -65,13 +74,57 @@ class LocalInference:
                 out[start:stop] = actions[:count].reshape(out[start:stop].shape)
 
 
+class Planned(Protocol):
+    """What a plan of hosts says about acting."""
+
+    @property
+    def module(self) -> nn.Module | None: ...
+    @property
+    def observation(self) -> ObservationSpace: ...
+    @property
+    def action(self) -> Space: ...
+    @property
+    def tile(self) -> int: ...
+    @property
+    def pick_up_rows(self) -> int: ...
+    @property
+    def device(self) -> Device | None: ...
+
+
+def following(plan: Planned, store: WeightStore) -> Following:
+    """A replica of the plan's policy that acts for a host and follows the store."""
+    from headrace.inference.recurrent import inference_of  # which knows this file
+
+    assert plan.module is not None
+    flat = FlatParameters(copy.deepcopy(plan.module))
+    replica, seen = Replica(flat), (plan.observation, plan.action, plan.tile)
+    infers = inference_of(flat.module, *seen) if plan.device is None else plan.device.inference(replica, *seen)
+    return Following(replica, store, infers.act, plan.pick_up_rows)
+
+
+@dataclass(frozen=True)
+class OwnInference:
+    """All that a worker process needs to act by itself."""
+
+    plan: Planned
+    segment: str
+    size: int
+    capacity: int
+
+    def open(self, waits: Callable[[int], None]) -> Following:
+        """Attach to the weights. From now on this process runs torch on one thread."""
+        torch.set_num_threads(1)
+        store = WeightStore(self.size, self.capacity, SharedSegment.attach(self.segment), create=False)
+        return following(self.plan, store)
+
+
 def _compiled(module: nn.Module) -> PlainMlpAct | None:
     """The compiled loop, if it knows the policy. Subclasses may have changed anything, so they are not taken."""
     if (
         type(module) is MlpPolicy
-        and module.encode.is_vector
+        and module.activation in KINDS
         and isinstance(module.distribution, Categorical | DiagonalGaussian)
         and sum(parameter.numel() for parameter in module.actor.parameters()) <= _MANY_WEIGHTS
     ):
-        return PlainMlpAct(module)
+        return compiled_act(module)
     return None

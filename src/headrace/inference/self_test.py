@@ -18,9 +18,11 @@ import torch
 
 from headrace.errors import HeadraceError
 from headrace.inference.local import LocalInference
+from headrace.inference.recurrent import inference_of
+from headrace.memory.schema import STATE
 from headrace.memory.spaces import Leaves, ObservationSpace, Space, as_seen, leaves_of, made_up, shape_of
 from headrace.policies.networks import as_policy
-from headrace.policies.policy import Module
+from headrace.policies.policy import Module, state_size_of
 from headrace.policies.tiles import LARGEST_TILE, default_tile
 
 Array = npt.NDArray[Any]
@@ -48,24 +50,25 @@ class TileError(HeadraceError):
 def self_test(module: Module, observation: ObservationSpace, action: Space, tile: int) -> None:
     """Raise unless rows come out bit for bit the same at any place in a tile and among any neighbours."""
     rng = np.random.default_rng(0)
-    policy, inference = as_policy(module), LocalInference(module, observation, action, tile)
+    policy, inference = as_policy(module), inference_of(module, observation, action, tile)
     rows = tile * max(2, -(-_LEAST_ROWS // tile))
     obs = {name: made_up(leaf, rng, rows) for name, leaf in leaves_of(observation).items()}
+    obs |= {name: rng.standard_normal((rows, size), np.float32) for name, size in _memory(module)}
     noise = rng.standard_normal((rows, policy.noise.width)).astype(np.float32)
     order = rng.permutation(rows)
 
-    def acted(rows: Array | slice) -> Array:
-        out = np.zeros((len(noise[rows]), *shape_of(action)), action.dtype)
-        inference.act(_picked(obs, rows), noise[rows], out)
-        return out
+    def acted(rows: Array | slice) -> tuple[Array, ...]:
+        out, some = np.zeros((len(noise[rows]), *shape_of(action)), action.dtype), _picked(obs, rows)
+        inference.act(some, noise[rows], out)
+        return out, *(some[name] for name, _ in _memory(module))  # what it remembers then, too
 
     def numbers(rows: Array | slice) -> Array:
         return _numbers(inference, module, _picked(obs, rows), action, tile)
 
     everything, short = slice(None), slice(tile - 1)
     whole, behind = acted(everything), numbers(everything)
-    if not (_same(acted(order), whole[order]) and _same(acted(short), whole[short])
-            and _same(numbers(order), behind[order])):  # fmt: skip
+    places = [(acted(rows), [part[rows] for part in whole]) for rows in (order, short)]
+    if not (all(all(map(_same, *pair)) for pair in places) and _same(numbers(order), behind[order])):
         raise TileError(
             f"{type(policy).__name__}: the same observation gave other numbers at another place in a tile of "
             f"{tile}; runs could not be repeated. Keep batch statistics and own randomness out of act(), and choose "
@@ -82,12 +85,19 @@ def _numbers(inference: LocalInference, module: Module, obs: Leaves, action: Spa
     with torch.inference_mode():
         for start in range(0, len(next(iter(obs.values()))), tile):
             seen = {name: torch.from_numpy(leaf[start : start + tile]).clone() for name, leaf in obs.items()}
-            parts.append(as_policy(module).evaluate(as_seen(seen), no_action).log_prob.numpy().copy())
+            state = [seen.pop(name) for name, _ in _memory(module)]
+            said: Any = as_policy(module).evaluate(as_seen(seen), no_action, *state)
+            parts.append((said[0] if state else said).log_prob.numpy().copy())
     return np.concatenate(parts)
 
 
+def _memory(module: Module) -> list[tuple[str, int]]:
+    """The name and the size of what a policy remembers, if it does."""
+    return [(STATE, size)] if (size := state_size_of(module)) else []
+
+
 def _picked(obs: Leaves, rows: Array | slice) -> Leaves:
-    return {name: np.ascontiguousarray(leaf[rows]) for name, leaf in obs.items()}
+    return {name: np.array(leaf[rows], order="C") for name, leaf in obs.items()}  # a state is written in its place
 
 
 def _same(a: Array, b: Array) -> bool:

@@ -20,7 +20,7 @@ from headrace.envs.spec import EnvSpec
 from headrace.evaluation.elsewhere import Elsewhere, NoAnswer
 from headrace.memory import spaces
 from headrace.memory.crash_note import CrashNote
-from headrace.memory.spaces import Space
+from headrace.memory.spaces import ObservationSpace, Space
 from headrace.runtime.standby import Standby
 
 _TRIES = 3
@@ -28,7 +28,7 @@ _TRIES = 3
 logger = logging.getLogger(__name__)
 
 
-def look_elsewhere(spec: EnvSpec, seed: int, config: TopologyConfig) -> tuple[EnvSpec, Space, Space]:
+def look_elsewhere(spec: EnvSpec, seed: int, config: TopologyConfig) -> tuple[EnvSpec, ObservationSpace, Space]:
     """The spec as it is to be built from now on, and the spaces of observations and actions."""
     standby, tries = Standby(config.start_method, PRELOAD, spares=0), 0
     while True:

@@ -16,30 +16,34 @@ import numpy as np
 
 from headrace.clock import now_s
 from headrace.collecting.topology import TopologyConfig
-from headrace.inference.local import LocalInference
+from headrace.inference.devices import inference_on, open_device
+from headrace.launch.repeating import repeated
 from headrace.learning.algorithm import Algorithm, Moment
-from headrace.learning.batch import Batch, assemble
+from headrace.learning.assembly import assemble
+from headrace.learning.batch import Batch
 from headrace.learning.config import AlgorithmConfig
-from headrace.memory.schema import rollout_schema
+from headrace.memory.schema import rollout_schema, state_leaf
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab, slab_bytes
 from headrace.memory.spaces import ObservationSpace, Space, leaves_of, made_up, shape_of
 from headrace.policies.networks import as_policy
-from headrace.policies.policy import Module
+from headrace.policies.policy import Module, state_size_of
 from headrace.policies.threads import torch_threads
 from headrace.policies.tiles import default_tile
 from headrace.weights.flat import FlatParameters
+from headrace.weights.store import Replica
 
-_BUDGET_S = 0.05  # of each
+_BUDGET_S = 0.3  # of each, at most; a quiet machine needs a few calls
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Rows of a rollout, seconds of acting for one row of all environments, seconds of learning per update."""
+    """Seconds of acting for one row of all environments, seconds of learning per update."""
 
-    rows: int = 32
     act_s: float = 0.0
     update_s: float = 0.0
+    doubt: float = 1.0
+    """The second fastest measurement over the fastest one; the larger of the two."""
 
 
 def rehearse(
@@ -54,27 +58,30 @@ def rehearse(
     """Time a copy of the policy. Without `build_algorithm` the updates are not ours, and their time is not known."""
     module, n_envs = copy.deepcopy(module), place.n_envs
     policy = as_policy(module)
-    inference = LocalInference(module, observation, action, tile or default_tile(n_envs, policy.largest_tile))
-    batch = _made_up(observation, action, n_envs, min(place.n_steps, math.ceil(config.batch_size / n_envs)))
+    replica, tile = Replica(FlatParameters(copy.deepcopy(module))), tile or default_tile(n_envs, policy.largest_tile)
+    inference = inference_on(open_device(place.inference_device, False), replica, observation, action, tile)
+    remembered = state_size_of(module)
+    rows = min(place.n_steps, math.ceil(config.batch_size / n_envs))
+    batch = _made_up(observation, action, n_envs, rows, remembered)
     noise = np.zeros((n_envs, policy.noise.width), np.float32)
     out = np.zeros((n_envs, *shape_of(action)), action.dtype)
-    first = {name: leaf[0] for name, leaf in batch.leaves.items()}
+    first = {name: leaf[0] for name, leaf in batch.leaves.items()} | state_leaf(remembered, n_envs)
     with torch_threads(1):
-        act_s = _fastest(lambda: inference.act(first, noise, out))
+        act_s, doubt = _fastest(lambda: inference.act(first, noise, out))
     if build_algorithm is None:
-        return Rehearsal(place.n_steps, act_s)
+        return Rehearsal(act_s, doubt=doubt)
     quick, passes = config.quick()
     algorithm = build_algorithm(quick, FlatParameters(module), 0)
     actor = copy.deepcopy(module)
     moment = Moment(0, 0, True, 1.0, lambda version: actor)
     with torch_threads(algorithm.threads):
-        once_s = _fastest(lambda: algorithm.learn(batch, moment))
-    return Rehearsal(place.n_steps, act_s, passes * once_s * place.n_steps * n_envs / batch.steps)
+        once_s, of_learning = _fastest(lambda: algorithm.learn(batch, moment))
+    return Rehearsal(act_s, passes * once_s * place.n_steps * n_envs / batch.steps, max(doubt, of_learning))
 
 
-def _made_up(observation: ObservationSpace, action: Space, n_envs: int, rows: int) -> Batch:
+def _made_up(observation: ObservationSpace, action: Space, n_envs: int, rows: int, state_size: int) -> Batch:
     """One minibatch of steps: nothing in them matters but their number and shape."""
-    schema = rollout_schema(observation, action, rows, n_envs)
+    schema = rollout_schema(observation, action, rows, n_envs, state_size)
     batch = assemble([Slab(schema, HeapSegment(slab_bytes(schema)).buffer)])
     rng = np.random.default_rng(0)
     batch.action[...] = made_up(action, rng, rows * n_envs, from_zero=True).reshape(batch.action.shape)
@@ -82,17 +89,24 @@ def _made_up(observation: ObservationSpace, action: Space, n_envs: int, rows: in
         batch.leaves[name][...] = made_up(leaf, rng, rows * n_envs).reshape(batch.leaves[name].shape)
     for name in ("reward", "log_prob", "value", "bootstrap_value", "last_value"):
         getattr(batch, name)[...] = 0
+    if batch.state is not None:
+        batch.state[...] = 0
     batch.terminated[...] = batch.truncated[...] = False
     batch.valid[...] = True
     return batch
 
 
-def _fastest(act: Callable[[], object]) -> float:
-    """Seconds of the fastest of a few calls; the first may compile."""
-    times: list[float] = []
-    begun = now_s()
-    while len(times) < 2 or (len(times) < 5 and now_s() - begun < _BUDGET_S):
-        before = now_s()
-        act()
-        times.append(now_s() - before)
-    return min(times)
+def _fastest(act: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the fastest of a few calls, and their doubt."""
+    _timed(act)  # it may compile
+    once_s = _timed(act)
+    if once_s > _BUDGET_S:
+        return once_s, 1.0
+    times, doubt = repeated(lambda: [_timed(act)], 2, max(2, min(9, int(_BUDGET_S / once_s))))
+    return min(times), doubt
+
+
+def _timed(act: Callable[[], object]) -> float:
+    before = now_s()
+    act()
+    return now_s() - before

@@ -33,10 +33,6 @@ class Adam:
         self._moments = self._mean.numpy(), self._square.numpy()
         self._steps = 0
 
-    def gradient_norm(self) -> float:
-        """The gradient's length."""
-        return math.sqrt(_sum_of_squares(self._gradient))
-
     def step(self, learning_rate: float, scale: float = 1.0) -> None:
         """One step against the gradient times `scale`."""
         self._steps += 1
@@ -48,7 +44,7 @@ class Adam:
 
     def clipped_step(self, learning_rate: float, max_grad_norm: float) -> float:
         """A step against the gradient, shortened to max_grad_norm; returns its length before. NaN is never applied."""
-        norm = self.gradient_norm()
+        norm = math.sqrt(_sum_of_squares(self._gradient))
         if not np.isfinite(norm):
             raise NumericsError(
                 f"the gradient is not finite (norm {norm}) after {self._steps} minibatches; the parameters "

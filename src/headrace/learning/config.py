@@ -34,8 +34,8 @@ class PpoConfig:
     """Trade-off of bias and variance in the advantages."""
     clip_range: float | str = 0.2
     """Clipping of the probability ratio; a schedule."""
-    clip_range_vf: float | None = None
-    """Clipping of value changes; None for none. Depends on the reward's scale."""
+    clip_range_vf: float | str | None = None
+    """Clipping of value changes; a schedule, none if not given. Depends on the reward's scale."""
     normalize_advantage: bool = True
     """Normalise advantages within each minibatch."""
     ent_coef: float | str = 0.0
@@ -46,6 +46,10 @@ class PpoConfig:
     """Gradients longer than this are shortened to it."""
     target_kl: float | None = None
     """Stop an update's epochs when the policy has moved 1.5 times this far."""
+    norm_reward: bool = False
+    """Divide rewards by the running standard deviation of discounted returns, as VecNormalize does."""
+    clip_reward: float = 10.0
+    """Normalised rewards are clipped to -X..X."""
     late: Literal["reject", "weight", "vtrace"] = "weight"
     """Data of older versions (max_lag > 0): reject what is older than max_lag and train on the rest as it is; weight it
     by the truncated ratio to the policy that acted (decoupled PPO); or correct advantages by V-trace."""
@@ -55,11 +59,14 @@ class PpoConfig:
     """How gradients are computed: closed_form is a faster hand-derived backward pass for the plain MlpPolicy."""
     learner_threads: int = 1
     """Torch threads of the learner. Part of the run's identity: another count may give other bits."""
+    learner_device: str = "cpu"
+    """Where the learner computes: cpu, or a device of torch such as cuda (not measured). Actors act on the CPU."""
 
     def __post_init__(self) -> None:
         whole = ("batch_size", "n_epochs", "learner_threads")
-        numbers = ("gamma", "gae_lambda", "clip_range_vf", "vf_coef", "max_grad_norm", "target_kl", "late_clip")
-        require_types(self, {int: whole, float: numbers})
+        numbers = ("gamma", "gae_lambda", "vf_coef", "max_grad_norm", "target_kl", "late_clip", "clip_reward")
+        flags = ("normalize_advantage", "norm_reward")
+        require_types(self, {int: whole, float: numbers, bool: flags, str: ("learner_device",)})
         for name in whole:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -67,10 +74,9 @@ class PpoConfig:
         for name in ("gamma", "gae_lambda"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise UsageError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)!r}")
-        if self.max_grad_norm <= 0:
-            raise UsageError(f"max_grad_norm: expected more than 0, got {self.max_grad_norm!r}")
-        if self.clip_range_vf is not None and self.clip_range_vf <= 0:
-            raise UsageError(f"clip_range_vf: expected more than 0 or none, got {self.clip_range_vf!r}")
+        for name in ("max_grad_norm", "clip_reward"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name}: expected more than 0, got {getattr(self, name)!r}")
         if self.target_kl is not None and self.target_kl <= 0:
             raise UsageError(f"target_kl: expected more than 0 or none, got {self.target_kl!r}")
         if self.late not in ("reject", "weight", "vtrace"):
@@ -81,6 +87,10 @@ class PpoConfig:
             raise UsageError(f"gradients: expected auto, autograd or closed_form, got {self.gradients!r}")
         for name in ("learning_rate", "clip_range", "ent_coef"):
             schedule(name, getattr(self, name))
+        if self.clip_range_vf is not None and not schedule("clip_range_vf", self.clip_range_vf)(1.0) > 0:
+            raise UsageError(
+                f"clip_range_vf: expected more than 0, or None for no clipping, got {self.clip_range_vf!r}"
+            )
 
     @property
     def admits_late(self) -> bool:
@@ -115,20 +125,29 @@ class ImpalaConfig:
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Gradients longer than this are shortened to it."""
+    norm_reward: bool = False
+    """Divide rewards by the running standard deviation of discounted returns, as VecNormalize does."""
+    clip_reward: float = 10.0
+    """Normalised rewards are clipped to -X..X."""
     learner_threads: int = 1
     """Torch threads of the learner. Part of the run's identity: another count may give other bits."""
+    learner_device: str = "cpu"
+    """Where the learner computes: cpu, or a device of torch such as cuda (not measured). Actors act on the CPU."""
     admits_late: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        numbers = ("gamma", "gae_lambda", "late_clip", "vf_coef", "max_grad_norm")
-        require_types(self, {int: ("batch_size", "learner_threads"), float: numbers})
+        numbers, whole = (
+            ("gamma", "gae_lambda", "late_clip", "vf_coef", "max_grad_norm", "clip_reward"),
+            ("batch_size", "learner_threads"),
+        )
+        require_types(self, {int: whole, float: numbers, bool: ("norm_reward",), str: ("learner_device",)})
         for name in ("batch_size", "learner_threads"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}: expected a whole number of at least 1, got {getattr(self, name)!r}")
         for name in ("gamma", "gae_lambda"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise UsageError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)!r}")
-        for name in ("late_clip", "max_grad_norm"):
+        for name in ("late_clip", "max_grad_norm", "clip_reward"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name}: expected more than 0, got {getattr(self, name)!r}")
         for name in ("learning_rate", "ent_coef"):
@@ -146,7 +165,7 @@ ALGORITHMS: dict[str, type[PpoConfig] | type[ImpalaConfig]] = {"ppo": PpoConfig,
 def schedule(name: str, value: Schedule) -> Callable[[float], float]:
     """A schedule as a function of the progress left, from 1 down to 0."""
     if callable(value):
-        return value
+        return _tried(name, value)
     text = str(value)
     try:
         start = float(text.removeprefix("lin_"))
@@ -157,3 +176,17 @@ def schedule(name: str, value: Schedule) -> Callable[[float], float]:
     if text.startswith("lin_"):
         return lambda progress_remaining: progress_remaining * start
     return lambda _: start
+
+
+def _tried(name: str, function: Callable[[float], float]) -> Callable[[float], float]:
+    """A user's function, called once: what is wrong with it should not come up in the middle of the first update."""
+    try:
+        start = float(function(1.0))
+    except Exception as error:
+        raise UsageError(
+            f"{name}: expected a number, lin_NUMBER, or a function of the progress left (from 1 down to 0) that "
+            f"returns a number; calling it with 1.0 raised {type(error).__name__}: {error}"
+        ) from error
+    if not 0 <= start < float("inf"):
+        raise UsageError(f"{name}: expected a number of at least 0, its function returns {start!r} for 1.0")
+    return function

@@ -14,15 +14,23 @@ from headrace.errors import UsageError
 from headrace.learning.closed_form import ClosedFormEvaluator, ClosedFormGradients
 from headrace.learning.config import PpoConfig
 from headrace.learning.ppo_loss import AutogradGradients, Gradients
+from headrace.learning.sequences import RecurrentGradients
 from headrace.policies.distributions import Categorical, DiagonalGaussian
 from headrace.policies.networks import MlpPolicy, as_policy
-from headrace.policies.policy import Evaluator
+from headrace.policies.plain_mlp import KINDS
+from headrace.policies.policy import Evaluator, state_size_of
 from headrace.weights.flat import FlatParameters
 
 
 def supports(module: nn.Module) -> bool:
     """Whether the closed form knows this policy. Subclasses may have changed anything, so they are not taken."""
-    return type(module) is MlpPolicy and isinstance(module.distribution, Categorical | DiagonalGaussian)
+    return (
+        type(module) is MlpPolicy
+        and next(module.parameters()).device.type == "cpu"
+        and isinstance(module.distribution, Categorical | DiagonalGaussian)
+        and module.activation in KINDS
+        and module.is_even  # its memory is for two towers alike
+    )
 
 
 def gradients_of(flat: FlatParameters, config: PpoConfig) -> Gradients:
@@ -30,10 +38,17 @@ def gradients_of(flat: FlatParameters, config: PpoConfig) -> Gradients:
     is_known = supports(flat.module)
     if config.gradients == "closed_form" and not is_known:
         raise UsageError(
-            f"gradients=closed_form: expected MlpPolicy with discrete or continuous actions, got "
-            f"{type(flat.module).__name__}; use auto"
+            f"gradients=closed_form: expected MlpPolicy with discrete or continuous actions, {' or '.join(KINDS)}, and "
+            f"the same layers for actor and critic, got {_described(flat.module)}; use auto"
         )
+    if state_size_of(flat.module):
+        return RecurrentGradients(flat)
     return ClosedFormGradients(flat) if is_known and config.gradients != "autograd" else AutogradGradients(flat)
+
+
+def _described(module: nn.Module) -> str:
+    name = type(module).__name__
+    return f"{name} ({module.activation})" if type(module) is MlpPolicy else name
 
 
 class Evaluators:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from headrace.clock import now_s
-from headrace.learning.adam import Adam
 from headrace.learning.algorithm import Moment, count_of
-from headrace.learning.batch import Array, Batch, complete, flat_rows
+from headrace.learning.assembly import as_rows, complete, flat_rows
+from headrace.learning.batch import Array, Batch
 from headrace.learning.config import ImpalaConfig, schedule
+from headrace.learning.device_adam import adam_for
 from headrace.learning.fast_path import Evaluators
 from headrace.learning.late import seen_by, vtrace
 from headrace.learning.ppo import explained_variance, minibatches, shuffling, spread, valid_rows
@@ -37,7 +38,7 @@ class Impala:
         self._evaluators = Evaluators(is_closed_form=False)
         self._learning_rate = schedule("learning_rate", config.learning_rate)
         self._ent_coef = schedule("ent_coef", config.ent_coef)
-        self._adam = Adam(flat.vector, flat.gradient)
+        self._adam = adam_for(flat.vector, flat.gradient)
         self._minibatches_done = 0
         self.threads = config.learner_threads
         self.summary = f"one pass in minibatches of {config.batch_size}, V-trace, gradients autograd"
@@ -45,9 +46,9 @@ class Impala:
     def learn(self, batch: Batch, moment: Moment) -> dict[str, float]:
         """One update; the record has PPO's names where the meaning is the same."""
         started = now_s()
-        complete(batch, lambda version: self._evaluators.of(moment.acted(version)))
+        complete(batch, lambda version: self._evaluators.of(moment.acted(version)), self._flat.vector.device)
         completed = now_s()
-        now = seen_by(batch, self._evaluators.of(self._flat.module))
+        now = seen_by(batch, self._evaluators.of(self._flat.module), self._flat.vector.device)
         config = self._config
         advantage, returns = vtrace(
             batch.reward, now.value, now.bootstrap_value, batch.terminated, batch.truncated, batch.valid,
@@ -77,12 +78,13 @@ class Impala:
             self._learning_rate(moment.progress_remaining),
         )
         columns = (batch.action, now.log_prob, now.value, advantage, returns, np.ones_like(advantage))
-        rows = Rows(flat_rows(batch.leaves, n), *(torch.from_numpy(a.reshape(n, *a.shape[2:])) for a in columns))
+        device = self._flat.vector.device
+        rows = Rows(flat_rows(batch.leaves, n, device), *(as_rows(a, n, device) for a in columns))
         self._flat.module.train()
         frozen = self._flat.frozen()
         terms, norms = [], []
         for indices in minibatches(valid_rows(batch), config.batch_size, 1, shuffling(self._seed, moment.update)):
-            picked = rows.pick(torch.from_numpy(indices))
+            picked = rows.pick(torch.from_numpy(indices).to(device))
             self._flat.attach_gradients(self._flat.gradient)
             self._flat.gradient.zero_()
             seen = self._policy.evaluate(picked.obs, picked.action)

@@ -17,16 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.learning.advantages import Targets, accumulated, advantages, next_value
-from headrace.learning.batch import Batch, complete
+from headrace.learning.assembly import Device, complete
+from headrace.learning.batch import Batch
 from headrace.learning.config import PpoConfig
 from headrace.policies.policy import Evaluator
 
 Array = npt.NDArray[Any]
 
 
-def late_targets(batch: Batch, policy: Evaluator, config: PpoConfig) -> Targets:
+def late_targets(batch: Batch, policy: Evaluator, config: PpoConfig, device: Device = None) -> Targets:
     """What a completed batch with late rows teaches."""
-    now = seen_by(batch, policy)
+    now = seen_by(batch, policy, device)
     log_ratio = now.log_prob - batch.log_prob
     if config.late == "weight":
         advantage, returns = advantages(batch, config)
@@ -38,13 +39,13 @@ def late_targets(batch: Batch, policy: Evaluator, config: PpoConfig) -> Targets:
     return Targets(advantage, returns, now.log_prob, np.ones_like(batch.log_prob), now.value)
 
 
-def seen_by(batch: Batch, policy: Evaluator) -> Batch:
+def seen_by(batch: Batch, policy: Evaluator, device: Device = None) -> Batch:
     """The batch as the present weights see it; the batch's own numbers stay."""
     fresh = {
         name: np.empty_like(getattr(batch, name)) for name in ("log_prob", "value", "bootstrap_value", "last_value")
     }
     seen = replace(batch, version=np.zeros_like(batch.version), **fresh)
-    complete(seen, lambda version: policy)
+    complete(seen, lambda version: policy, device)
     return seen
 
 

@@ -10,7 +10,7 @@ finite stops the run before it is applied. Does not know slabs, rings, publishin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from headrace.clock import now_s
 from headrace.envs.seeds import Purpose, sequence
 from headrace.errors import UsageError
-from headrace.learning.adam import Adam
 from headrace.learning.advantages import Targets, advantages
 from headrace.learning.algorithm import Moment, count_of
-from headrace.learning.batch import Array, Batch, complete, flat_rows
+from headrace.learning.assembly import as_rows, complete, flat_rows
+from headrace.learning.batch import Array, Batch
 from headrace.learning.config import PpoConfig, schedule
+from headrace.learning.device_adam import adam_for
 from headrace.learning.fast_path import Evaluators, gradients_of
 from headrace.learning.late import late_targets
 from headrace.learning.ppo_loss import AutogradGradients, Coefficients, Rows, Terms
@@ -41,8 +42,12 @@ class Ppo:
         self._evaluators = Evaluators(is_closed)
         self._learning_rate = schedule("learning_rate", config.learning_rate)
         self._clip_range = schedule("clip_range", config.clip_range)
+        self._clip_range_vf = (
+            config.clip_range_vf if config.clip_range_vf is None else schedule("clip_range_vf", config.clip_range_vf)
+        )
         self._ent_coef = schedule("ent_coef", config.ent_coef)
-        self._adam = Adam(flat.vector, flat.gradient)
+        self._picked_from: Callable[[Batch, Targets, int, torch.device], tuple[Any, Array, int]] = picked_from
+        self._adam = adam_for(flat.vector, flat.gradient)
         self._minibatches_done = 0
         self.threads = config.learner_threads
         self.summary = (
@@ -53,7 +58,7 @@ class Ppo:
     def learn(self, batch: Batch, moment: Moment) -> dict[str, float]:
         """One update; returns what SB3 would log under train/, and where the time went."""
         started = now_s()
-        complete(batch, lambda version: self._evaluators.of(moment.acted(version)))
+        complete(batch, lambda version: self._evaluators.of(moment.acted(version)), self._flat.vector.device)
         completed = now_s()
         targets = self.targets(batch, moment.version, moment.is_present)
         targeted = now_s()
@@ -73,27 +78,27 @@ class Ppo:
         if config.late == "reject" or (is_present and int(batch.version.min()) >= version):
             advantage, returns = advantages(batch, config)
             return Targets(advantage, returns, batch.log_prob, np.ones_like(batch.log_prob))
-        return late_targets(batch, self._evaluators.of(self._flat.module), config)
+        return late_targets(batch, self._evaluators.of(self._flat.module), config, self._flat.vector.device)
 
     def epochs(self, batch: Batch, targets: Targets, update: int, progress_remaining: float) -> dict[str, float]:
         """All epochs over one batch."""
         config = self._config
         coefficients = Coefficients(
             self._clip_range(progress_remaining),
-            config.clip_range_vf,
+            None if self._clip_range_vf is None else self._clip_range_vf(progress_remaining),
             self._ent_coef(progress_remaining),
             config.vf_coef,
             config.normalize_advantage,
         )
         learning_rate = self._learning_rate(progress_remaining)
-        rows, valid = _rows(batch, targets), valid_rows(batch)
+        device = self._flat.vector.device
+        rows, units, size = self._picked_from(batch, targets, config.batch_size, device)
         generator = shuffling(self._seed, update)
-        seen: list[Terms] = []
-        norms: list[float] = []
+        seen, norms = list[Terms](), list[float]()
         self._flat.module.train()
         frozen = self._flat.frozen()
-        for indices in minibatches(valid, config.batch_size, config.n_epochs, generator):
-            minibatch = self._gradients.minibatch(rows, torch.from_numpy(indices), coefficients)
+        for indices in minibatches(units, size, config.n_epochs, generator):
+            minibatch = self._gradients.minibatch(rows, torch.from_numpy(indices).to(device), coefficients)
             terms = self._gradients(minibatch, 0, len(indices), self._flat.gradient)
             for gradient in frozen:
                 gradient.zero_()
@@ -161,17 +166,13 @@ def explained_variance(value: Array, returns: Array) -> float:
     return float("nan") if variance == 0 else 1.0 - float(np.var(returns - value)) / variance
 
 
-def _rows(batch: Batch, targets: Targets) -> Rows:
+def picked_from(batch: Batch, targets: Targets, size: int, device: torch.device) -> tuple[Rows, Array, int]:
+    """What minibatches are picked from: rows, the numbers of those that hold a step, and how many make a minibatch."""
     n = batch.n_steps * batch.n_envs
-    arrays = (
-        batch.action,
-        targets.log_prob,
-        batch.value if targets.value is None else targets.value,
-        targets.advantage,
-        targets.returns,
-        targets.weight,
-    )
-    return Rows(flat_rows(batch.leaves, n), *(torch.from_numpy(a.reshape(n, *a.shape[2:])) for a in arrays))
+    value = batch.value if targets.value is None else targets.value
+    arrays = batch.action, targets.log_prob, value, targets.advantage, targets.returns, targets.weight
+    rows = Rows(flat_rows(batch.leaves, n, device), *(as_rows(a, n, device) for a in arrays))
+    return rows, valid_rows(batch), size
 
 
 def _summary(seen: list[Terms], norms: list[float]) -> dict[str, float]:

@@ -4,7 +4,8 @@
 
 One writer per word, so nothing more is needed. numba emits the machine's own ordered loads and stores: on x86 plain
 moves that the compiler may not reorder, on ARM ldar and stlr. `fence` orders everything before it against everything
-after it, for reading a block and then checking that its word has not changed.
+after it, for reading a block and then checking that its word has not changed. `compare_exchange` is for the rare word
+that several processes change.
 A word is an aligned element of an int64 array; it lies in one cache line, so it can't tear.
 """
 
@@ -55,6 +56,16 @@ def _fence(typing_context: Any) -> Any:
     return types.void(), generate
 
 
+@intrinsic
+def _exchange(typing_context: Any, array: Any, index: Any, seen: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _pointer(context, builder, signature.args[0], *arguments[:2])
+        pair = builder.cmpxchg(pointer, arguments[2], arguments[3], "acq_rel", "acquire")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(array, types.intp, types.int64, types.int64), generate
+
+
 @compiled
 def load_acquire(words: Array, index: int) -> int:
     """The word, and with it everything its writer wrote before storing it."""
@@ -65,6 +76,12 @@ def load_acquire(words: Array, index: int) -> int:
 def store_release(words: Array, index: int, value: int) -> None:
     """Set the word, after everything this thread wrote before."""
     _store(words, index, value)  # type: ignore[call-arg]
+
+
+@compiled
+def compare_exchange(words: Array, index: int, seen: int, value: int) -> bool:
+    """Set the word if it still holds what was seen; whether it did."""
+    return bool(_exchange(words, index, seen, value))  # type: ignore[call-arg]
 
 
 @compiled

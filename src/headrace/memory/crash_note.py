@@ -1,6 +1,7 @@
 """The crash note of a shard: what its environments are doing, for the time when their process can't be asked any more.
 
     writer, the environments: words[DOING] · words[POSITION] · episode [B] · step [B]       reader: read() -> Noted
+    writer, their actor: words[WAITS], counted on while it waits for an inference server: it lives, and is not to blame
 
 It lies in memory that outlives the process. Its numbers are the environments' own counters, so to keep it costs one
 store per step. Nothing is ordered: while the writer runs, a reader may see two moments mixed; once it has stopped, for
@@ -20,8 +21,8 @@ import numpy as np
 
 from headrace.memory.segment import Segment
 
-DOING, POSITION = 0, 1  # words of a note
-_WORDS = 2
+DOING, POSITION, WAITS = 0, 1, 2  # words of a note
+_WORDS = 3
 _ALIGNMENT = 64
 _LAST_WORDS_BYTES = 1 << 16
 

@@ -53,7 +53,9 @@ class Taken:
 
 
 @dataclass
-class _Slot:
+class Slot:
+    """A slab, and who holds it."""
+
     owner: Owner = Owner.NOBODY
     lease: Lease | None = None
 
@@ -62,13 +64,13 @@ class RingState:
     """The slabs of a run and their owners. With `is_even`, no shard takes another's share of the pace."""
 
     def __init__(self, num_slots: int, num_shards: int, is_even: bool = True) -> None:
-        self._slots = [_Slot() for _ in range(num_slots)]
-        self._committed = [0] * num_shards
+        self.slots = [Slot() for _ in range(num_slots)]
+        self.sequences = [0] * num_shards  # the next one of every shard to be committed
         self._base = [0] * num_shards  # sequence numbers that an earlier process used up without a batch
         self._open: list[list[Lease]] = [[] for _ in range(num_shards)]  # in the order they are to be filled
         self._is_even = is_even
         self._next_fence = 1  # 0 is what a fresh commit word holds
-        self._leased = 0
+        self.leased = 0  # since the start of the run, less those revoked
         self._limit = 0
 
     def grant(self, limit: int) -> None:
@@ -77,29 +79,29 @@ class RingState:
 
     def lease(self, shard: int) -> Lease | None:
         """A free slab for the shard's next rollout; None if the pace or the number of slabs forbids it now."""
-        sequence = self._committed[shard] + len(self._open[shard])
-        share = (sequence - self._base[shard]) * len(self._committed)
-        if self._leased >= self._limit or (self._is_even and share >= self._limit):
+        sequence = self.sequences[shard] + len(self._open[shard])
+        share = (sequence - self._base[shard]) * len(self.sequences)
+        if self.leased >= self._limit or (self._is_even and share >= self._limit):
             return None
-        free = next((i for i, slot in enumerate(self._slots) if slot.owner is Owner.NOBODY), None)
+        free = next((i for i, slot in enumerate(self.slots) if slot.owner is Owner.NOBODY), None)
         if free is None:
             return None
         lease = Lease(free, shard, sequence, self._next_fence)
         self._next_fence += 1
-        self._leased += 1
-        self._slots[free] = _Slot(Owner.WRITER, lease)
+        self.leased += 1
+        self.slots[free] = Slot(Owner.WRITER, lease)
         self._open[shard].append(lease)
         return lease
 
     def commit(self, slot: int, commit_word: int) -> Lease | None:
         """The reader looked at a slot's commit word: the lease it fulfils, or None if it fulfils none (yet)."""
-        lease = self._slots[slot].lease
-        if lease is None or self._slots[slot].owner is not Owner.WRITER or commit_word != lease.fence:
+        lease = self.slots[slot].lease
+        if lease is None or self.slots[slot].owner is not Owner.WRITER or commit_word != lease.fence:
             return None
         if self._open[lease.shard][0] != lease:
             return None  # an earlier rollout of the shard comes first
-        self._slots[slot].owner = Owner.READER
-        self._committed[lease.shard] += 1
+        self.slots[slot].owner = Owner.READER
+        self.sequences[lease.shard] += 1
         self._open[lease.shard].pop(0)
         return lease
 
@@ -107,26 +109,22 @@ class RingState:
         """Take a shard's unfinished leases away. Call it only once the writer is known to be gone."""
         leases, self._open[shard] = self._open[shard], []
         for lease in leases:
-            self._slots[lease.slot] = _Slot()
-        self._leased -= len(leases)
+            self.slots[lease.slot] = Slot()
+        self.leased -= len(leases)
         return leases
 
     def release(self, lease: Lease) -> None:
         """The reader is done with a slab."""
-        slot = self._slots[lease.slot]
+        slot = self.slots[lease.slot]
         if slot.owner is not Owner.READER or slot.lease != lease:
             raise RingError(f"slot {lease.slot} is owned by {slot.owner.value}, expected the reader of {lease}")
-        self._slots[lease.slot] = _Slot()
+        self.slots[lease.slot] = Slot()
 
     def reject(self, lease: Lease) -> None:
         """The reader will not use a slab: released, and its lease does not count against the pace."""
         self.release(lease)
         self._base[lease.shard] += 1
-        self._leased -= 1
-
-    def owner(self, slot: int) -> Owner:
-        """Who may touch a slot now."""
-        return self._slots[slot].owner
+        self.leased -= 1
 
     def open_slots(self) -> list[int]:
         """Slots that a writer holds, every shard's in the order they are filled."""
@@ -134,19 +132,9 @@ class RingState:
 
     def resume(self, sequences: Sequence[int], batches: int) -> None:
         """Go on from a checkpoint: every shard's next sequence number, and the batches that were learned from."""
-        self._committed = list(sequences)
+        self.sequences = list(sequences)
         self._base = [sequence - batches for sequence in sequences]
-        self._leased = batches * len(sequences)
-
-    @property
-    def sequences(self) -> list[int]:
-        """The next sequence number of every shard to be committed."""
-        return list(self._committed)
-
-    @property
-    def leased(self) -> int:
-        """Leases granted since the start of the run, less those revoked."""
-        return self._leased
+        self.leased = batches * len(sequences)
 
 
 class Ring:

@@ -17,10 +17,11 @@ from functools import cached_property
 
 import numpy as np
 
-from headrace.memory.spaces import ObservationSpace, Space, leaves_of, shape_of
+from headrace.memory.spaces import Leaves, ObservationSpace, Space, leaves_of, shape_of, stack_of, stored_shape
 
 DROPPED_END, DROPPED = -1, -2
 """`step` of the invalid rows of a dropped episode: of its last row, and of those before it. Others count from 0."""
+STATE = "/state"  # what a recurrent policy remembers, at the first row; of no observation, as names hold no empty part
 ALIGNMENT = 64  # one cache line: no field shares a line with another one's writer
 
 
@@ -43,6 +44,8 @@ class Schema:
     fields: tuple[Field, ...]
     leaves: tuple[str, ...]
     """The fields that together are an observation; each has a last_ and a final_ field beside it."""
+    stacked: tuple[str, ...] = ()
+    """Those of which the newest frame of a stack is stored; each has a past_ field too (stacks)."""
 
     def full_shape(self, field: Field) -> tuple[int, ...]:
         """The array's shape, axes included. F is T * B: every row of a slab may end in a truncation."""
@@ -66,15 +69,23 @@ class Schema:
         return self.offsets[""]
 
     @cached_property
+    def state_size(self) -> int:
+        """How many numbers a recurrent policy remembers of an environment; 0 if it is none."""
+        return sum(field.shape[0] for field in self.fields if field.name == STATE)
+
+    @cached_property
     def fingerprint(self) -> int:
         """63 bits that two sides compare before they share a slab."""
         text = json.dumps([self.n_steps, self.n_envs, [list(vars(f).values()) for f in self.fields]])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def rollout_schema(observation: ObservationSpace, action: Space, n_steps: int, n_envs: int) -> Schema:
+def rollout_schema(
+    observation: ObservationSpace, action: Space, n_steps: int, n_envs: int, state_size: int = 0
+) -> Schema:
     """The schema of a rollout: raw observations and rewards, what the policy did, how episodes ran."""
-    leaves = [(name, shape_of(leaf), leaf.dtype) for name, leaf in leaves_of(observation).items()]
+    leaves = [(name, stored_shape(leaf), leaf.dtype) for name, leaf in leaves_of(observation).items()]
+    stacks = {name: stack_of(leaf) for name, leaf in leaves_of(observation).items() if stack_of(leaf)}
     return Schema(
         n_steps,
         n_envs,
@@ -90,6 +101,12 @@ def rollout_schema(observation: ObservationSpace, action: Space, n_steps: int, n
             Field("step", "TB", (), "int32"),
             Field("version", "T", (), "int64"),
             *(Field(f"last_{name}", "B", shape, dtype) for name, shape, dtype in leaves),
+            *(
+                Field(f"past_{name}", "B", (stacks[name] - 1, *shape), dtype)
+                for name, shape, dtype in leaves
+                if name in stacks
+            ),
+            *(Field(name, "B", (state_size,), "float32") for name in (STATE, f"last_{STATE}") if state_size),
             Field("noise_counter", "B", (), "int64"),
             Field("final_row", "F", (), "int64"),  # t * B + b of each recorded final observation
             *(Field(f"final_{name}", "F", shape, dtype) for name, shape, dtype in leaves),
@@ -100,7 +117,13 @@ def rollout_schema(observation: ObservationSpace, action: Space, n_steps: int, n
             Field("last_value", "B", (), "float32"),
         ),
         tuple(leaves_of(observation)),
+        tuple(stacks),
     )
+
+
+def state_leaf(state_size: int, *axes: int) -> Leaves:
+    """Memory for what a recurrent policy remembers with these leading axes, at the start of an episode; by its name."""
+    return {STATE: np.zeros((*axes, state_size), np.float32)} if state_size else {}
 
 
 def explain_difference(ours: Schema, theirs: Schema) -> str | None:

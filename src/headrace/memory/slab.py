@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from headrace.errors import SchemaError
 from headrace.memory.atomics import store_release
-from headrace.memory.schema import ALIGNMENT, Schema
+from headrace.memory.schema import ALIGNMENT, STATE, Schema
 from headrace.memory.spaces import Leaves
+from headrace.memory.stacks import Stacks
 
 Array = npt.NDArray[Any]
 
@@ -71,6 +72,7 @@ class Row(NamedTuple):
     episode: Array
     step: Array
     next_obs: Leaves
+    next_flat: dict[str, Any]  # memoryviews of the same: a write of another dtype or length is refused, not converted
 
 
 class Slab:
@@ -103,10 +105,19 @@ class Slab:
         self.terminated, self.truncated, self.valid = arrays["terminated"], arrays["truncated"], arrays["valid"]
         self.episode, self.step, self.version = arrays["episode"], arrays["step"], arrays["version"]
         self.noise_counter = arrays["noise_counter"]
+        self._kept: Leaves = {STATE: arrays[f"last_{STATE}"]} if STATE in arrays else {}
         obs = [{name: leaf[t] for name, leaf in self.obs.items()} for t in range(schema.n_steps)] + [self.last_obs]
-        per_row = {name: arrays[name] for name in Row._fields[1:-1]}  # all but the observations
+        self.stacks = Stacks(schema, arrays) if schema.stacked else None
+        if self.stacks is not None:
+            obs = [one | self.stacks.shown(t) for t, one in enumerate(obs)]
+        per_row = {name: arrays[name] for name in Row._fields[1:-2]}  # all but the observations
         self.rows = [
-            Row(obs=obs[t], next_obs=obs[t + 1], **{name: array[t] for name, array in per_row.items()})
+            Row(
+                obs=obs[t],
+                next_obs=obs[t + 1],
+                next_flat=flat(obs[t + 1]),
+                **{name: array[t] for name, array in per_row.items()},
+            )
             for t in range(schema.n_steps)
         ]
 
@@ -129,13 +140,28 @@ class Slab:
         """The observations in which episodes were truncated, in the order of `final_row`."""
         return {name: self.arrays[f"final_{name}"][: self.final_count] for name in self.schema.leaves}
 
+    def shown(self, name: str) -> list[Array]:
+        """All observations of one leaf."""
+        return [leaves[name] for leaves in (self.obs, self.last_obs, self.final_obs) if leaves[name].size]
+
     def record_final(self, t: int, env: int, obs: dict[str, Any]) -> None:
         """Keep the real last observation of an episode that was cut at row t."""
         count = self.header[Word.FINAL_COUNT]
         self.arrays["final_row"][count] = t * self.schema.n_envs + env
         for name, leaf in obs.items():
-            self.arrays[f"final_{name}"][count] = leaf
+            self.arrays[f"final_{name}"][count] = leaf[-1] if name in self.schema.stacked else leaf
         self.header[Word.FINAL_COUNT] = count + 1
+
+    def whole(self) -> tuple[Leaves, Leaves, Leaves]:
+        """Observations, last and final ones as the environments returned them: frame stacks are rebuilt."""
+        if self.stacks is None:
+            return self.obs, self.last_obs, self.final_obs
+        obs, last, final = self.stacks.whole(self.final_count)
+        return self.obs | obs, self.last_obs | last, self.final_obs | final
+
+    def whole_last(self) -> Leaves:
+        """The last observations alone, and what a recurrent policy remembers then."""
+        return self._kept | (self.last_obs if self.stacks is None else self.last_obs | self.stacks.last())
 
     def poison(self) -> None:
         """Fill with what no actor writes, so that reading an unwritten field is seen."""
@@ -154,6 +180,11 @@ class Slab:
         """The actor's last word: everything before it was written under the lease with this fence."""
         self.header[Word.COMMITTED_NS] = committed_ns
         store_release(self.header, Word.COMMIT.value, fence)
+
+
+def flat(leaves: Leaves) -> dict[str, Any]:
+    """Their memory as one axis."""
+    return {name: leaf.reshape(-1).data for name, leaf in leaves.items()}
 
 
 def slab_bytes(schema: Schema) -> int:

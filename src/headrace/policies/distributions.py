@@ -60,14 +60,19 @@ class MultiCategorical:
     def act(self, params: Tensor, noise: Tensor | None) -> Tensor:
         """[N, *shape] choices."""
         scores = params if noise is None else params + noise
-        return torch.stack([part.argmax(-1) for part in scores.split(self._nvec, -1)], -1).reshape(-1, *self._shape)
+        return torch.stack([part.argmax(-1) for part in self.parts(scores)], -1).reshape(-1, *self._shape)
+
+    def parts(self, params: Tensor) -> tuple[Tensor, ...]:
+        """The logits of each choice."""
+        parts: tuple[Tensor, ...] = params.split(self._nvec, -1)
+        return parts
 
     def evaluate(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over the choices, [N] each."""
         columns = actions.reshape(actions.shape[0], -1).unbind(-1)
         parts = [
             part.evaluate(logits, column)
-            for part, logits, column in zip(self._parts, params.split(self._nvec, -1), columns, strict=True)
+            for part, logits, column in zip(self._parts, self.parts(params), columns, strict=True)
         ]
         return torch.stack([p[0] for p in parts]).sum(0), torch.stack([p[1] for p in parts]).sum(0)
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+
+from headrace.errors import UsageError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -30,6 +32,12 @@ class NoiseSpec:
 
     kind: Kind
     width: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise UsageError(f"NoiseSpec: expected the kind {', '.join(get_args(Kind))}, got {self.kind!r}")
+        if type(self.width) is not int or self.width < 1:
+            raise UsageError(f"NoiseSpec: expected a width of at least 1, numbers for one action, got {self.width!r}")
 
     @property
     def words(self) -> int:

@@ -55,14 +55,25 @@ class Policy(Protocol):
     def value(self, obs: Tensor) -> Tensor: ...
 
 
+def state_size_of(module: Any) -> int:
+    """How many numbers a policy remembers of an environment (policies/recurrent); 0: it remembers nothing."""
+    size: int = getattr(module, "state_size", 0)
+    return size
+
+
 def require_policy(candidate: Any) -> None:
     """Refuse what is not a policy, naming what is missing."""
     if not isinstance(candidate, nn.Module):
-        raise UsageError(f"expected a policy name or a torch.nn.Module, got {type(candidate).__name__}")
+        got = (
+            f"the class {candidate.__name__}; pass an instance of it"
+            if isinstance(candidate, type)
+            else repr(candidate)
+        )
+        raise UsageError(f"policy: expected a policy name or a torch.nn.Module, got {got}")
     missing = [name for name in ("noise", "largest_tile", "act", "evaluate", "value") if not hasattr(candidate, name)]
     if missing:
         raise UsageError(
-            f"{type(candidate).__name__} is no policy: it lacks {', '.join(missing)}; see headrace.policies.policy"
+            f"{type(candidate).__name__} is no policy: it lacks {', '.join(missing)}; see docs/guides/your-policy.md"
         )
     if not isinstance(candidate.noise, NoiseSpec):
         raise UsageError(f"{type(candidate).__name__}.noise: expected a NoiseSpec, got {candidate.noise!r}")

@@ -114,8 +114,8 @@ class Child:
         return is_ready or self._has_ended  # another thread may have reaped it meanwhile: the descriptor is another's
 
     def hang_up(self) -> None:
-        """Close the line: the child ends when it next listens."""
-        self.line.connection.close()
+        """Say no more: the child ends when it next listens. What it still says can be read."""
+        self.line.say_no_more()
 
     def kill(self) -> None:
         """SIGKILL, if it is not gone yet; does not wait for its end."""

@@ -9,6 +9,8 @@ It is in a session of its own, holds no memory of ours, and ends with the folder
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -17,15 +19,15 @@ from pathlib import Path
 
 from headrace.runtime.life import keep_from_forks
 
-_REMOVE = 'read -r _; rm -rf -- "$1"'
+_REMOVE = 'read -r word; [ -n "$word" ] || rm -rf -- "$1"'
 _END_S = 5.0
 
 
 class Folder:
-    """Of this process alone, mode 0700."""
+    """Of this process alone, mode 0700. Its cleaner is there first: a kill leaves nothing at any moment."""
 
     def __init__(self, prefix: str) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self.path = Path(tempfile.gettempdir(), f"{prefix}{secrets.token_hex(8)}")
         reader, self._owner = Pipe(duplex=False)
         keep_from_forks(self._owner)
         self._cleaner: subprocess.Popen[bytes] | None = None
@@ -35,10 +37,20 @@ class Folder:
                 stderr=subprocess.DEVNULL, start_new_session=True, cwd="/", env={"PATH": "/usr/bin:/bin"},
             )  # fmt: skip
         reader.close()
+        try:
+            self.path.mkdir(0o700)
+        except FileExistsError:  # somebody else's: it stays
+            with contextlib.suppress(OSError):  # no cleaner: nobody would remove it
+                os.write(self._owner.fileno(), b"keep\n")
+            self._end()
+            raise
 
     def remove(self) -> None:
         """Now."""
         shutil.rmtree(self.path, ignore_errors=True)
+        self._end()
+
+    def _end(self) -> None:
         self._owner.close()
         if self._cleaner is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -48,6 +48,7 @@ class ForkServer:
         self._server: Child | None = None
         self._is_ready = False
         self._fruitless = 0
+        self._how_it_ended = ""  # the last one
 
     @classmethod
     def shared(cls, preload: Sequence[str]) -> ForkServer:
@@ -129,15 +130,17 @@ class ForkServer:
         """Reap it; returns how it ended."""
         if server is self._server:
             self._server, self._is_ready = None, False
-        return how_it_ended(server.end(0.0))
+        self._how_it_ended = how_it_ended(server.end(0.0))
+        return self._how_it_ended
 
     def _wait_until_ready(self) -> Child:
         self._fruitless = min(self._fruitless, _FRUITLESS - 1)  # it is needed now
         deadline = now_s() + READY_S
         while not self.is_ready():
             server = self._server
-            if server is None:
-                raise ConnectionResetError("the fork server did not start")
+            if server is None:  # `is_ready` may have seen its end first
+                how = f"ended before it was ready: {self._how_it_ended}" if self._how_it_ended else "did not start"
+                raise ConnectionResetError(f"the fork server {how}")
             wait(self.watched, 1.0)
             if server.has_ended:
                 raise ConnectionResetError(f"the fork server ended before it was ready: {self._bury(server)}")
@@ -186,6 +189,8 @@ def _serve(line: Line, _: None) -> None:
             process = context.Process(target=_forked, args=(line, descriptors, request), name=request["name"])
             process.start()
             assert process.pid is not None
+            with contextlib.suppress(OSError):  # as it does itself (life): an end of this server's group is not its end
+                os.setpgid(process.pid, process.pid)
             pidfd = os.pidfd_open(process.pid)
         except OSError as error:
             line.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())

@@ -10,6 +10,8 @@ Does not know how children are started, what is said over a line, or what become
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -56,6 +58,11 @@ class Line:
             return self.connection.recv_bytes() if self.connection.poll(0) else None
         except (EOFError, OSError):
             return None
+
+    def say_no_more(self) -> None:
+        """The other side receives None when it has read the rest; what it says is still received."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:
+            end.shutdown(socket.SHUT_WR)
 
     def send(self, data: bytes) -> None:
         """Say something; what was written to shared memory before is visible to the reader of it."""

@@ -69,8 +69,8 @@ class Standby:
             try:
                 return self._start(name)
             except OSError as error:
-                logger.info("%s could not be started: %s", name, error)
-                reason = str(error)
+                reason = str(error)  # a log may keep what it is given, and an error keeps all of its callers' memory
+                logger.info("%s could not be started: %s", name, reason)
             time.sleep(_PAUSE_S * 2**attempt)
         raise HeadraceError(
             f"{name} could not be started, {_TRIES} times in a row; last: {reason}. Look for limits on processes and "

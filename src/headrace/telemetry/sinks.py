@@ -1,7 +1,8 @@
 """Where the numbers of a run are kept: one record per update, written to every sink.
 
     learner ──record──> Sinks ──┬──> JsonlSink        metrics.jsonl   (one object a line; read_records reads it back)
-                                └──> TensorBoardSink  events.out.tfevents.*   (x axis: environment steps)
+                                ├──> TensorBoardSink  events.out.tfevents.*   (x axis: environment steps)
+                                └──> WandbSink (wandb_sink)
 
 A record is a flat dict of tag -> number, under SB3's tags plus our own headrace/*. The full disk of a sink never stops
 training: Sinks warns once, counts what was lost and goes on. A file is only ever appended to by whole records, so what
@@ -68,6 +69,11 @@ def cleanrl_tags(record: Record) -> Record:
     }
 
 
+def json_record(record: Record) -> dict[str, float | None]:
+    """A record as JSON has it: what is not finite is null."""
+    return {tag: _json_number(value) for tag, value in record.items()}
+
+
 def read_records(path: Path) -> list[Record]:
     """The records of a metrics.jsonl; a null (NaN or Inf when written) comes back as NaN.
 
@@ -103,8 +109,7 @@ class JsonlSink:
             self._file.append(b"\n")  # the torn line of a killed run stays alone on its line
 
     def write(self, record: Record) -> None:
-        finite = {tag: _json_number(value) for tag, value in record.items()}
-        self._file.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
+        self._file.append(json.dumps(json_record(record), allow_nan=False).encode() + b"\n")
 
     def close(self) -> None:
         self._file.close()

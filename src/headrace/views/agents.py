@@ -85,7 +85,8 @@ class RolloutView:
     def summary(self, metrics: Mapping[str, float]) -> None:
         """The numbers at the end, per tag."""
         tags = sorted({name.partition("/")[0] for name in metrics})
-        names = sorted({name.partition("/")[2] for name in metrics if "pass@" in name or name.endswith("/success")})
+        found = {name.partition("/")[2] for name in metrics if "pass@" in name or name.endswith("/success")}
+        names = sorted(found, key=lambda name: (not name.startswith("pass@"), len(name), name))  # pass@2 before pass@16
         names = ["reward", *names, "answer_is_valid", "groups_failed"]
         width = max([12, *(len(tag) + 2 for tag in tags)])
         print("".join([f"{'':<{width}}", *(f"{name:>16}" for name in names)]))

@@ -150,7 +150,7 @@ def write_plot(comparison: Comparison, path: Path) -> Path:
     right.set_yticks(list(places), [printable(name, is_one_line=True) for name in names], fontsize=8)
     right.set_xlim(0, 1)
     right.set_title("identical records" if comparison.agree else "RECORDS DIFFER", loc="left", fontsize=10)
-    right.legend(loc="lower right", frameon=False)
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2, frameon=False)
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.collecting.forecast import words
+from headrace.extras import has
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular, require_no_links
 from headrace.plain_text import encodable
 from headrace.telemetry.sinks import STEP_TAG, Record, read_records
@@ -34,6 +36,7 @@ _Pairs = list[tuple[str, str]]
 # Keys of result.json that have a card or a worded row of their own; every other key is shown as it is.
 _WORDED = frozenset(
     {
+        "placement",
         "mean_return",
         "steps",
         "sps",
@@ -55,7 +58,9 @@ def write_report(run_dir: Path, has_figure: bool = True) -> None:
     result = _read_json(run_dir / "result.json")
     title = encodable(run_dir.resolve().name, "utf-8")
     png, why = None, "This run ended within seconds, so no figure was drawn."
-    if has_figure:
+    if has_figure and not has("plots"):
+        why = "No figure was drawn: pip install 'headrace[plots]' brings matplotlib."
+    elif has_figure:
         try:
             from headrace.views.figure import draw_figure  # brings matplotlib, which takes a second to import
 
@@ -96,11 +101,20 @@ def _results(result: Mapping[str, Any], records: Sequence[Record]) -> _Pairs:
         ("Episodes finished", whole(_number({}, "", records, "headrace/episodes"))),
         ("Last evaluation", decimal(_number({}, "", records, "eval/mean_reward"))),
         ("Restarts", whole(_number(result, "restarts", records, "headrace/restarts"))),
+        *_placement(result.get("placement")),
         ("Ledger, in steps", _ledger(result.get("ledger"), records)),
         ("SHA-256 of the weights", str(result.get("weights_sha256", MISSING))),
         ("SHA-256 of the optimiser", str(result.get("optimizer_sha256", MISSING))),
     ]
     return rows + _flat({key: value for key, value in result.items() if key not in _WORDED})
+
+
+def _placement(placement: object) -> _Pairs:
+    """Where the policy ran, if that was measured; what a file says may be anything."""
+    try:
+        return [("Where the policy runs", words(placement))] if isinstance(placement, dict) and placement else []
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        return []
 
 
 def _ledger(ledger: object, records: Sequence[Record]) -> str:

@@ -119,7 +119,7 @@ class _Screen(Protocol):
 
 class _PlainLines:
     def __init__(self, title: str, facts: Mapping[str, str], progress: Progress, file: IO[str]) -> None:
-        self._heading = "  ".join([title, *(f"{name} {value}" for name, value in facts.items())])
+        self._heading = "\n".join(f"{name:<12} {value}" for name, value in facts.items()) or title
         self._progress = progress
         self._file = file
 

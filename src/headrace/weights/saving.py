@@ -2,28 +2,47 @@
 
     snapshot: version · the module's tensors · the published vector, if actors go on with another one -> restore
     load: parameters of another run, as the present version
+    require_weights: parameters that a user publishes
 
 Does not know files: see checkpoints.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from headrace.errors import CheckpointError
+from headrace.errors import CheckpointError, NumericsError, SchemaError
 from headrace.weights.store import Weights
 
 Array = npt.NDArray[Any]
 
 
+def require_weights(given: Mapping[str, Tensor], module: nn.Module) -> None:
+    """Refuse weights that do not belong to this module, or that no policy can act with, before any of them is taken."""
+    wanted = module.state_dict()
+    for name in [*wanted, *(name for name in given if name not in wanted)]:
+        expected, got = (tuple(some[name].shape) if name in some else "none" for some in (wanted, given))
+        if expected != got:
+            raise SchemaError(
+                f"publish: expected the parameters of the policy that acts: {name}: {expected}, got {got}"
+            )
+    for name, _ in module.named_parameters():
+        if not bool(torch.isfinite(given[name]).all()):
+            raise NumericsError(
+                f"publish: {name} holds NaN or infinity; the weights have diverged: lower the learning rate, clip "
+                f"gradients, and look at the loss"
+            )
+
+
 def snapshot(weights: Weights) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Array]]:
     """Its version, the module's tensors, and what actors go on with if that is something else; copied."""
-    tensors = {name: tensor.clone() for name, tensor in weights.module.state_dict().items()}
+    tensors = {name: tensor.clone().cpu() for name, tensor in weights.module.state_dict().items()}
     arrays = {} if weights.is_present else {"published": weights.store.vector(weights.version).numpy().copy()}
     return {"version": weights.version}, tensors, arrays
 

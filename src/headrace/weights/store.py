@@ -16,7 +16,8 @@ Does not know how the module is trained, who reads the store, or how weights are
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,7 +98,7 @@ class Replica:
         for parameter in flat.module.parameters():
             parameter.requires_grad_(False)
         flat.module.eval()
-        self._vector, self.module = flat.published, flat.module
+        self.vector, self.module = flat.published, flat.module
         self.version: int | None = None
 
     def load(self, store: WeightStore, version: int) -> None:
@@ -110,7 +111,7 @@ class Replica:
         if version == self.version:
             return True
         self.version = None
-        if store.copy_into(self._vector, version):
+        if store.copy_into(self.vector, version):
             self.version = version
         return self.version == version
 
@@ -121,9 +122,31 @@ class Replica:
                 raise HeadraceError("no weights were published yet; publish before acting")
         return version
 
-    def forget(self) -> None:
-        """Load again next time, even the same version: its weights were replaced."""
-        self.version = None
+
+class Following:
+    """A replica that acts for a host, with the version that a rollout's order names or the newest every few rows."""
+
+    def __init__(self, replica: Replica, store: WeightStore, infer: Callable[..., None], every: int) -> None:
+        self._replica, self._store, self._infer, self._every = replica, store, infer, every
+        self.pause: Callable[[], None] | None = None  # it never waits
+
+    def acting(self, _: object, version: int, versions: Sequence[int] | None) -> Callable[..., int]:
+        """How an order's rows are acted on; `versions` are recorded ones, per row, to be replayed."""
+        replica, store, infer, every = self._replica, self._store, self._infer, self._every
+
+        def act(row: int, obs: Any, noise: Any, out: Any) -> int:
+            if versions is not None:
+                replica.load(store, versions[row])
+            elif every:
+                if row % every == 0 or replica.version is None:
+                    replica.load_latest(store)
+            elif (row == 0 or replica.version is None) and not replica.try_load(store, version):
+                replica.load_latest(store)  # first come, first served: this order waited too long for its turn
+            infer(obs, noise, out)
+            assert replica.version is not None
+            return replica.version
+
+        return act
 
 
 class Weights:
@@ -180,7 +203,7 @@ class Weights:
 
     def forget(self) -> None:
         """A version's weights were replaced: what was loaded of it is stale."""
-        self._replica.forget()
+        self._replica.version = None
 
     def close(self) -> None:
         """Give the store's memory back."""

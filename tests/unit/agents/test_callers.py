@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from headrace.agents.callers import Callers
+from headrace.agents.callers import Callers, Outcome, most_useful
 
 
 def test_threads_are_used_again() -> None:
@@ -133,6 +133,47 @@ def test_what_is_learned_on_the_way_brings_more_threads() -> None:
         future.result(60)
     assert len(threads) > 2
     callers.close()
+
+
+def test_threads_that_the_interpreter_can_serve() -> None:
+    """A call that computes a tenth of its time leaves room for ten others; those that only wait get a thread each."""
+    assert most_useful(1e-4, 1e-5) == 1, "over in no time"
+    assert 15 <= most_useful(1e-3, 5e-5) <= 30
+    assert most_useful(0.05, 5e-5) > 500
+    assert most_useful(0.05, 0.05) <= 4
+
+
+def test_an_outcome_is_for_the_one_that_is_called() -> None:
+    """It ends in the thread of its call; cancelled before, it never begins; given up, it never ends."""
+    callers, gate, ended, closed = Callers(most=1), threading.Event(), list[object](), threading.Event()
+    is_over = threading.Event()
+
+    def note(one: Outcome) -> None:
+        ended.append((one.result(), one.exception(), threading.current_thread().name))
+        is_over.set()
+
+    held, cancelled, quick, bad = (Outcome(note) for _ in range(4))
+    callers.submit_all([(lambda: gate.wait(20), held), (lambda: "never", cancelled), (lambda: 3, quick)])
+    assert cancelled.cancel()
+    assert cancelled.cancelled()
+    while callers.begun_s(held) is None:
+        time.sleep(0)
+    assert not held.cancel(), "it has begun"
+    assert callers.give_up(held, closed.set)
+    assert is_over.wait(5)
+    assert ended == [(3, None, "env-caller")]
+    gate.set()
+    assert closed.wait(5)
+    is_over.clear()
+    error = ValueError("bad")
+
+    def fail() -> None:
+        raise error
+
+    callers.submit_all([(fail, bad)])
+    assert is_over.wait(5)
+    callers.close()
+    assert ended[1:] == [(None, error, "env-caller")]
 
 
 def test_nothing_is_left_in_the_queue() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.agents import desk as room
-from headrace.agents.desk import Desk, NoWorkersError
+from headrace.agents.desk import Desk, MoveError, NoWorkersError
 from headrace.agents.plan import Ticket
 from headrace.agents.records import FAILED, Group
 from headrace.agents.scheduler import Scheduler
@@ -20,8 +20,14 @@ class Engine:
 
     version = 0
 
+    def __init__(self) -> None:
+        self.live, self.is_last = 0, False
+
     def expect(self, live: int) -> None:
-        pass
+        self.live = live
+
+    def drain(self, is_last: bool) -> None:
+        self.is_last = is_last
 
 
 class Listed:
@@ -53,6 +59,7 @@ class Scene:
         self.ledger = Ledger()
         self.scheduler = Scheduler([Ticket(number, "a", 0, 1) for number in range(tickets)], 2, self.ledger)
         made: Any = Engine()
+        self.engine = made
         self.desk, self.hosts = Desk(self.scheduler, made, 2, 4, **options), Listed()
 
     def look(self) -> None:
@@ -200,3 +207,35 @@ def test_a_group_that_was_given_up_is_not_taken_twice(scene: Scene) -> None:
     scene.desk.died(0, 0, "gone")
     scene.desk.done(0, Group(ticket.number, "a", 0, ()))
     assert scene.desk._groups.empty()
+
+
+def test_the_engine_knows_who_may_still_ask(scene: Scene) -> None:
+    """An episode that is over is not waited for, nor are groups that have yet to begin once all have begun."""
+    tickets = [pulled(scene, 0) for _ in range(4)]
+    assert (scene.engine.live, scene.engine.is_last) == (4, True)
+    assert tickets[0] is not None
+    scene.desk.over(tickets[0].number)
+    assert scene.engine.live == 3
+    scene.desk.done(0, Group(tickets[0].number, "a", 0, ()))
+    assert scene.engine.live == 3, "not counted twice"
+    scene.desk.died(0, 0, "gone")
+    assert (scene.engine.live, scene.engine.is_last) == (3, False), "they begin again"
+
+
+def test_what_comes_back_when_others_play_on_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of another kind take over: every group comes once, from them."""
+    scene, tickets = Scene(monkeypatch), list[Ticket | None]()
+
+    def move() -> bool:
+        scene.desk.join(0, 0)
+        tickets.extend(pulled(scene, 0) for _ in range(2))
+        raise MoveError("they compute")
+
+    with pytest.raises(MoveError):
+        next(scene.desk.groups(scene.hosts, move))
+    assert tickets[0] is not None
+    assert scene.scheduler.num_waiting == 4
+    taken = scene.scheduler.next(1, 0)
+    assert taken is not None
+    scene.desk.done(0, Group(taken.number, "a", 0, ()))
+    assert scene.scheduler.num_running == 1

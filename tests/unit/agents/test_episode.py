@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from headrace.agents.codec import ByteCodec
 from headrace.agents.engines.protocol import Completion, Request
-from headrace.agents.environments.text_env import Step
-from headrace.agents.episode import Play
+from headrace.agents.environments.text_env import Step, Task
+from headrace.agents.episode import Play, answered
 from headrace.agents.plan import Rules, Ticket
 from headrace.agents.records import EpisodeError, Failure
+from headrace.agents.tool_calls import toolbox_of
 from headrace.errors import UsageError
 
 CODEC = ByteCodec()
@@ -136,9 +141,40 @@ def test_a_template_that_fails_is_a_parse_failure() -> None:
         ({"format_penalty": "no"}, "format_penalty: expected a number"),
         ({"action_sep": " "}, "action_sep"),
         ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p: expected a number above 0"),
+        ({"top_p": 1.1}, "top_p: expected a number above 0"),
+        ({"top_k": -2}, "top_k: expected at least 1, or 0 or -1"),
+        ({"top_k": 2.5}, "top_k: expected a whole number"),
         ({"enable_think": 1}, "enable_think"),
     ],
 )
 def test_rules_are_checked(rules: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         Rules(**rules)
+
+
+# ---------------------------------------------------------------------------------------- answers that do not end
+
+WRITTEN = {
+    True: re.compile(r"\s*<think>.*?</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL),
+    False: re.compile(r"\s*<answer>(.*?)</answer>\s*", re.DOTALL),
+}
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", " ", "\n", "\u3000", "a", "||"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=9).map("".join), st.booleans())
+@example("<think></think><answer>a</answer>b</answer> \n", True)
+@settings(max_examples=300)
+def test_answers_are_read_as_the_format_is_written(text: str, has_thinking: bool) -> None:
+    found = WRITTEN[has_thinking].fullmatch(text)
+    assert answered(text, has_thinking) == (None if found is None else found.group(1))
+
+
+def test_a_model_that_repeats_tags_costs_no_time() -> None:
+    """It took seconds of the event loop: a search that began again at every tag."""
+    box = toolbox_of(Task(actions=("Up", "Down")), "hermes")
+    started = time.process_time()
+    assert answered("<think>" + "</think><answer></answer>" * 20_000 + "x", True) is None
+    assert answered("<think>" + "</think><answer>" * 20_000, True) is None
+    assert box.read(Completion((), (), (), "<tool_call>{" * 20_000), False, 0).complaint
+    assert time.process_time() - started < 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -188,7 +189,9 @@ def test_settings_that_agree_are_not_mentioned(caplog: pytest.LogCaptureFixture)
     trained()
     trained(top_k=-1, min_p=0.0)
     trained(Rules(temperature=0.7), temperature=0.7)
-    assert not caplog.records
+    trained(Rules(top_p=0.9, top_k=50), top_p=0.9, top_k=50)
+    trained(Rules(top_k=-1), top_k=0)
+    assert not [one for one in caplog.records if one.levelno > logging.INFO]
 
 
 def test_another_temperature_is_refused() -> None:
@@ -202,8 +205,8 @@ def test_another_temperature_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"top_p": 0.9}, "the trainer's top_p is 0.9, headrace samples with top_p = 1.0"),
-        ({"top_k": 50}, "the trainer's top_k is 50, headrace samples with top_k = 0"),
+        ({"top_p": 0.9}, "the trainer's top_p is 0.9, Counting samples with top_p = 1.0"),
+        ({"top_k": 50}, "the trainer's top_k is 50, Counting samples with top_k = 0"),
         ({"min_p": 0.1}, "the trainer's min_p is 0.1"),
         ({"repetition_penalty": 1.2}, "the trainer's repetition_penalty is 1.2"),
         ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs {'num_beams': 2} are not used"),

@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import headrace.agents
 from headrace.agents.hosts import _JoblibCall, _own_loky, _patient_pool
 from headrace.runtime.folder import Folder
@@ -55,27 +57,33 @@ def _state(pid: int) -> str:
         return "Z"
 
 
-def _die() -> None:
+def _die(path: str) -> None:
+    _pid(path)
     os.kill(os.getpid(), 9)
 
 
-def test_a_pool_that_lost_a_process_can_be_given_up() -> None:
-    """joblib would wait for the task of the killed process for ever."""
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_pool_that_lost_a_process_can_be_given_up(is_early: bool, tmp_path: Path) -> None:
+    """joblib would wait for the task of the killed process for ever, also for one that is given to the pool later."""
     from joblib import Parallel, delayed
 
     backend = _patient_pool()
-    ended = threading.Event()
+    tasks = [delayed(_die)(str(tmp_path))] * 2
 
     def call() -> None:
-        Parallel(2, backend=backend, batch_size=1, pre_dispatch="all")([delayed(_die)()] * 2)
-        ended.set()
+        Parallel(2, backend=backend, batch_size=1, pre_dispatch="all")(tasks)
 
-    thread = threading.Thread(target=call)
+    thread = threading.Thread(target=call, daemon=True)
+    if is_early:
+        backend.give_up()
     thread.start()
-    assert not ended.wait(1.0)
-    backend.give_up()
-    thread.join(10)
-    assert ended.is_set()
+    if not is_early:
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 60.0)
+        thread.join(0.5)
+        assert thread.is_alive()
+        backend.give_up()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def _refuse() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -12,11 +14,13 @@ import pytest
 import torch
 
 from headrace.agents.engines import cache
+from headrace.agents.engines.cache import Cache
 from headrace.agents.engines.in_process import InProcessEngine, in_process
+from headrace.agents.engines.plain_decoder import plain_decoder
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.engines.tiny import taught, tiny_codec, tiny_model
 from headrace.agents.records import EpisodeError
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 
 TEXT = ["Say one or two. number 17 <think>abc</think><answer>one || two</answer> Reward: 1"] * 4
 CODEC = tiny_codec(TEXT, 300)
@@ -132,6 +136,14 @@ def test_more_requests_than_slots(engine: InProcessEngine) -> None:
     answers = engine.generate([asked(number) for number in range(30)])
     assert all(isinstance(answer, Completion) for answer in answers)
     assert engine.statistics().batch_mean > 4
+
+
+def test_a_short_context_is_enough(model: Any) -> None:
+    engine = in_process(model, CODEC, slots=4, max_context=40)
+    try:
+        assert isinstance(engine.generate([asked(1, 30)])[0], Completion)
+    finally:
+        engine.close()
 
 
 def test_a_slot_is_needed() -> None:
@@ -280,3 +292,119 @@ def test_what_are_no_weights(engine: InProcessEngine, weights: Any) -> None:
     with pytest.raises(UsageError, match="publish: expected a model or its state_dict"):
         engine.publish(weights)
     assert engine.version == 0
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def small(kind: str, **options: Any) -> Any:
+    """A model of some family, with random weights."""
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=CODEC.vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, pad_token_id=None, bos_token_id=None, eos_token_id=1,
+        **options,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    for weights in model.parameters():  # no norm of ones, no bias of zeros
+        weights.data.normal_(0, 0.3)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "is_plain"),
+    [
+        ("Qwen2", {}, True),
+        ("Llama", {"attention_bias": True, "mlp_bias": True}, True),
+        ("Mistral", {"sliding_window": None}, True),
+        ("Qwen3", {"head_dim": 8}, False),  # norms of queries and keys
+        ("Gemma", {"head_dim": 8}, False),  # another activation, embeddings that are scaled
+        ("SmolLM3", {}, False),  # a layer without rotation, which only its bits show
+    ],
+)
+def test_a_plain_decoder_gives_the_bits_of_the_model(kind: str, options: dict[str, Any], is_plain: bool) -> None:
+    model, answers = small(kind, **options), []
+    requests = [asked(number, 3 + 67 * number) for number in range(5)]
+    for plain in (plain_decoder, lambda model, length: None):
+        with mock.patch("headrace.agents.engines.passes.plain_decoder", plain):
+            engine = in_process(model, CODEC, slots=4, max_context=512)
+        try:
+            answers.append(engine.generate(requests))
+            if plain is plain_decoder:
+                assert (engine._passes._plain is not None) == is_plain
+                engine.publish(small(kind, **options))
+                assert engine.generate(requests) == [replace(one, versions=[1] * 16) for one in answers[0]]
+        finally:
+            engine.close()
+    assert answers[0] == answers[1]
+    for request, answer in zip(requests, answers[0], strict=True):
+        np.testing.assert_allclose(answer.log_probs, recomputed(model, request, answer.ids), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("Mistral", {"sliding_window": 100}, "looks back 100 tokens .sliding_window., expected full attention"),
+        ("Gemma2", {"head_dim": 8}, "its attention has softcap"),
+    ],
+)
+def test_models_whose_attention_is_not_full_are_refused(kind: str, options: dict[str, Any], said: str) -> None:
+    """They would play, with log-probabilities of another model."""
+    with pytest.raises(UsageError, match=said):
+        in_process(small(kind, **options), CODEC, slots=4, max_context=512)
+
+
+def test_a_model_that_is_not_the_same_token_by_token_is_refused() -> None:
+    """Its short passes have no positions: alone and in company alike, but not what the model computes."""
+    model = small("Qwen2")
+    kind = type(model.model.rotary_emb)
+    turned = kind.forward
+
+    def forward(self: Any, x: Any, at: Any) -> Any:
+        return turned(self, x, at * (at.shape[1] > 70))
+
+    with (
+        mock.patch.object(kind, "forward", forward),
+        pytest.raises(HeadraceError, match="token by token it gives other log-probabilities than in one pass"),
+    ):
+        in_process(model, CODEC, slots=4, max_context=512)
+
+
+def test_a_model_in_half_precision_is_played_in_full(model: Any) -> None:
+    """Folders are loaded in the precision that they were saved in."""
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    engine = in_process(half, CODEC, slots=4, max_context=512)
+    try:
+        request = asked(1)
+        (answer,) = engine.generate([request])
+        assert isinstance(answer, Completion)
+        np.testing.assert_allclose(answer.log_probs, recomputed(half.float(), request, answer.ids), atol=1e-4)
+    finally:
+        engine.close()
+
+
+def test_weights_that_are_no_numbers_leave_nothing_behind(engine: InProcessEngine, model: Any) -> None:
+    """What is hidden from a token is multiplied by zero, and zero times NaN is NaN."""
+    requests = [asked(number, 100) for number in range(8)]
+    before = engine.generate(requests)
+    broken = {name: torch.full_like(one, float("nan")) for name, one in model.state_dict().items()}
+    engine.publish(broken)
+    assert all(isinstance(one, EpisodeError) for one in engine.generate([asked(number, 400) for number in range(8)]))
+    engine.publish(model)
+    after = [one for one in engine.generate(requests) if isinstance(one, Completion)]
+    assert [(one.ids, one.log_probs) for one in after] == [(one.ids, one.log_probs) for one in before]  # type: ignore[union-attr]
+
+
+def test_answers_of_all_lengths_leave_in_any_order(model: Any) -> None:
+    """Those who speak move together when one leaves: each answer stays what it is alone."""
+    engine = in_process(model, CODEC, slots=8, max_context=700)
+    try:
+        requests = [asked(number, 1 + 53 * (number % 9), 1 + 7 * number % 23) for number in range(24)]
+        alone = [engine.generate([one])[0] for one in requests]
+        assert engine.generate(requests) == alone
+        with mock.patch.object(Cache, "move", return_value=None):  # the comparison can fail
+            assert engine.generate(requests) != alone
+    finally:
+        engine.close()

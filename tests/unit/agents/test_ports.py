@@ -1,8 +1,7 @@
 """The socket between a worker's process and the hub: what nobody waits for any more is not generated."""
 
-import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,6 +11,7 @@ from headrace.agents.desk import Desk
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.plan import Ticket
 from headrace.agents.ports import Hub, SocketPort
+from headrace.agents.records import EpisodeError
 from headrace.agents.scheduler import Scheduler
 from support.waiting import wait_until
 
@@ -48,23 +48,36 @@ def hub(engine: Silent) -> Iterator[Hub]:
     hub.close()
 
 
-async def soon(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not is_so():
-            await asyncio.sleep(0.005)
-
-
 def test_an_answer_finds_its_question(hub: Hub, engine: Silent) -> None:
-    async def scene() -> None:
-        port = SocketPort(hub.address, hub.key, 0)
-        asking = [asyncio.create_task(port.generate(REQUEST, 5.0)) for _ in range(3)]
-        await soon(lambda: len(engine.asked) == 3)
-        for at in (2, 0, 1):
-            engine.asked[at].set_result(Completion([at], [-0.5], [0], f"answer {at}", "stop"))
-        assert [one.text for one in await asyncio.gather(*asking)] == ["answer 0", "answer 1", "answer 2"]
-        port.close()
+    port = SocketPort(hub.address, hub.key, 0)
+    asking = [port.generate(REQUEST) for _ in range(3)]
+    wait_until(lambda: len(engine.asked) == 3)
+    for at in (2, 0, 1):
+        engine.asked[at].set_result(Completion([at], [-0.5], [0], f"answer {at}", "stop"))
+    assert [one.result(60).text for one in asking] == ["answer 0", "answer 1", "answer 2"]
+    port.close()
 
-    asyncio.run(scene())
+
+def test_what_the_engine_fails_with_comes_back(hub: Hub, engine: Silent) -> None:
+    port = SocketPort(hub.address, hub.key, 0)
+    asking = port.generate(REQUEST)
+    wait_until(lambda: len(engine.asked) == 1)
+    engine.asked[0].set_exception(EpisodeError("engine", "no answer"))
+    with pytest.raises(EpisodeError, match="no answer"):
+        asking.result(60)
+    port.close()
+
+
+def test_who_waits_when_the_parent_goes_is_told(hub: Hub, engine: Silent) -> None:
+    """And who asks after that, too."""
+    port = SocketPort(hub.address, hub.key, 0)
+    asking = port.generate(REQUEST)
+    wait_until(lambda: len(engine.asked) == 1)
+    hub.close()
+    for one in (asking, port.pull()):
+        with pytest.raises(ConnectionError, match="the parent is gone"):
+            one.result(60)
+    port.close()
 
 
 def test_a_worker_that_comes_while_the_hub_closes_does_not_hold_it_up(
@@ -72,12 +85,8 @@ def test_a_worker_that_comes_while_the_hub_closes_does_not_hold_it_up(
 ) -> None:
     """The accepter may end with that worker, before anybody wakes it."""
     monkeypatch.setattr(hub, "_has_ended", lambda: True)
-
-    async def come() -> None:
-        SocketPort(hub.address, hub.key, 0)
-
     with pytest.raises(ConnectionResetError, match="the parent is gone"):
-        asyncio.run(come())
+        SocketPort(hub.address, hub.key, 0)
     wait_until(lambda: not hub._accepter.is_alive())
     closing = threading.Thread(target=hub.close, daemon=True)
     closing.start()
@@ -85,22 +94,15 @@ def test_a_worker_that_comes_while_the_hub_closes_does_not_hold_it_up(
     assert not closing.is_alive()
 
 
-@pytest.mark.parametrize("how", ["late", "cancelled", "gone"])
+@pytest.mark.parametrize("how", ["cancelled", "gone"])
 def test_what_nobody_waits_for_is_not_generated(hub: Hub, engine: Silent, how: str) -> None:
-    async def scene() -> None:
-        port = SocketPort(hub.address, hub.key, 0)
-        asking = asyncio.create_task(port.generate(REQUEST, 0.05 if how == "late" else 60.0))
-        await soon(lambda: len(engine.asked) == 1)
-        if how == "late":
-            with pytest.raises(TimeoutError):
-                await asking
-        elif how == "cancelled":
-            asking.cancel()
-        else:
-            asking.add_done_callback(lambda task: task.exception())
-            port.close()
-        await soon(lambda: engine.asked[0].cancelled())
-        if how != "gone":
-            port.close()
-
-    asyncio.run(scene())
+    port = SocketPort(hub.address, hub.key, 0)
+    asking = port.generate(REQUEST)
+    wait_until(lambda: len(engine.asked) == 1)
+    if how == "cancelled":
+        assert asking.cancel()
+    else:
+        port.close()
+    wait_until(lambda: engine.asked[0].cancelled())
+    if how == "cancelled":
+        port.close()

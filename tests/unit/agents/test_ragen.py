@@ -215,6 +215,11 @@ def test_the_command_line_has_the_last_word(folder: Path) -> None:
     """In either project's name for a thing, and in what others refer to."""
     assert loaded(folder, "agent_proxy.temperature=0.5").rules.temperature == 0.5
     assert loaded(folder, "actor_rollout_ref.rollout.temperature=0.4").rules.temperature == 0.4
+    cut = loaded(folder, "actor_rollout_ref.rollout.top_p=0.9", "agent_proxy.top_k=20").rules
+    assert (cut.top_p, cut.top_k) == (0.9, 20)
+    assert loaded(folder, "actor_rollout_ref.rollout.top_k=null").rules.top_k == 0
+    val = loaded(folder, "actor_rollout_ref.rollout.val_kwargs.top_k=7", is_val=True).rules
+    assert (val.top_p, val.top_k) == (1.0, 7)
     assert loaded(folder, "model_path=Org/Other").engine.server.model == "Org/Other"
     assert loaded(folder, "+trainer.new_key=1", "++agent_proxy.max_turn=2").rules.max_turn == 2
 
@@ -228,8 +233,8 @@ def test_the_command_line_has_the_last_word(folder: Path) -> None:
         ("traner.save_freq=3", "did you mean trainer?"),
         ("actor_rolout_ref.model.path=x", "did you mean actor_rollout_ref?"),
         ("agent_proxy.use_turn_score=true", "did you mean agent_proxy."),
-        ("actor_rollout_ref.rollout.top_p=0.9", "actor_rollout_ref.rollout.top_p: expected 1, which is what headrace"),
-        ("actor_rollout_ref.rollout.top_k=20", "expected -1"),
+        ("actor_rollout_ref.rollout.top_p=1.5", "top_p: expected a number above 0, and at most 1, got 1.5"),
+        ("actor_rollout_ref.rollout.top_k=few", "agent_proxy.top_k: expected a whole number of at least -1, got 'few'"),
         ("agent_proxy.max_context_window=3", "agent_proxy.max_context_window: expected -1"),
         ("actor_rollout_ref.rollout.temperature=${no.where}", "'${no.where}' leads nowhere"),
         ("custom_envs.SmallSokoban.env_config.dim_x=7", "expected a square room"),

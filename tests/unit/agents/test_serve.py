@@ -14,12 +14,13 @@ import pytest
 
 from headrace.agents.asked import MAX_BODY_BYTES, RefusedError
 from headrace.agents.codec import ByteCodec
+from headrace.agents.engines.openai import OpenAIEngine, Server
 from headrace.agents.engines.scripted import scripted
 from headrace.agents.engines.weight_updates import packed
 from headrace.agents.serve import RunningServer
 from headrace.agents.weight_door import WeightDoor
 from headrace.cli import agents_command
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 
 PROMPT = ByteCodec().encode("Actions: one, two\n")
 
@@ -51,7 +52,11 @@ def call(url: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         ({"stream": True}, 400, "stream: this server supports False only"),
         ({"tools": [{"type": "function"}]}, 400, "tools: this server supports [] only"),
         ({"model": "gpt-5"}, 404, "model: this server has 'headrace' only, got 'gpt-5'"),
-        ({"top_p": 0.5}, 400, "top_p: this server supports 1 only"),
+        ({"top_p": 0}, 400, "top_p: expected a number above 0"),
+        ({"top_p": 1.5}, 400, "top_p: expected a number from 0 to 1"),
+        ({"top_k": 2.5}, 400, "top_k: expected a whole number from -1"),
+        ({"top_k": -2}, 400, "top_k: expected a whole number from -1"),
+        ({"min_p": 0.1}, 400, "min_p: this server supports 0 only"),
         ({"stop": ["x"]}, 400, "stop: this server supports [] only"),
         ({"stop_token_ids": [3]}, 400, "stop_token_ids: this server stops at"),
         ({"guided_json": {}}, 400, "guided_json: this server does not know that parameter"),
@@ -104,6 +109,8 @@ def test_the_token_is_asked_for_on_every_route() -> None:
             for path, body in [*((path, None) for path in routes), *((path, {}) for path in posts)]:
                 for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer secretly"}):
                     assert call(root + path, body, **header)[0] == 401, path
+            with pytest.raises(HeadraceError, match="refuses the key: set OPENAI_API_KEY"):
+                OpenAIEngine(server=Server((server.url,), api_key="wrong"))
             good = {"Authorization": "Bearer secret"}
             assert [call(root + path, None, **good)[0] for path in routes[:4]] == [200] * 4
     finally:

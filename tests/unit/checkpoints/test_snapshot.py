@@ -285,7 +285,7 @@ def test_missing_and_swapped_files_are_noticed(saved: Path, name: str) -> None:
 
 def test_another_format_is_refused_by_its_number(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.checkpoints.snapshot.FORMAT", 99)
-    with pytest.raises(CheckpointError, match="expected checkpoint format 99, got 4"):
+    with pytest.raises(CheckpointError, match="expected checkpoint format 99, got 5"):
         load(saved)
 
 

@@ -83,7 +83,7 @@ def test_check_prints_spaces_class_cost_and_guarantees(tmp_path: Path) -> None:
     [
         (["CartPol-v1"], 2, "did you mean CartPole-v1"),
         (["CartPole-v1", "--env-kwargs", "[1]"], 2, "expected a JSON object"),
-        (["support.faulty_envs:DictObservation"], 2, "unsupported observation space Dict"),
+        (["support.faulty_envs:TextObservation"], 2, "unsupported observation space Text"),
         (["support.faulty_envs:raises"], 1, "no licence for the simulator"),
     ],
 )

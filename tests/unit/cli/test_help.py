@@ -49,6 +49,43 @@ def test_help_of_a_command(command: str, options: list[str], tmp_path: Path) -> 
     assert "\x1b[" not in outcome.out
 
 
+COMMAND_LINES = [[name] for name in COMMANDS] + [["agents", name] for name in ("rollout", "compare", "serve", "show")]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", [*COMMAND_LINES, ["train", "--algorithm", "impala"]], ids=" ".join)
+def test_help_is_written_as_people_write(
+    command: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No types of Python, no reprs, no classes of ours, nothing that is not built; within the terminal's width."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    for word in ("None", "{", "True", "False", "STR", "INT", "FLOAT", "''", "Config", "(default: )", "ray", "fused"):
+        assert word not in text.replace("--reward-threshold", "").replace("array", ""), word
+    assert max(map(len, text.splitlines())) <= columns
+    assert "--no-quiet" not in text
+
+
+def test_help_has_choices_defaults_and_what_a_file_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.toml").write_text("n_envs = 48\n")
+    with pytest.raises(SystemExit):
+        main(["train", "--config", str(tmp_path / "mine.toml"), "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for entry in (
+        "--topology auto|inline|threads|processes ",
+        "--net-arch N ... Hidden layers of the actor and of the critic; if not given, 64 64 (MlpPolicy) or none",
+        "--learning-rate X|lin_X Adam's step size; a schedule. (default: 0.0003)",
+        "--n-envs N Number of environments in all. (default: 48)",
+        "--config FILE Defaults",
+        "--quiet No live view. ",
+        "--normalize-advantage, --no-normalize-advantage Normalise",
+    ):
+        assert entry in text, entry
+
+
 def test_help_wins_over_whatever_else_is_asked_for(tmp_path: Path) -> None:
     assert run("train", "--resume", "nowhere", "--help", cwd=tmp_path).out.startswith("usage: headrace train ")
 
@@ -116,3 +153,12 @@ def test_what_is_no_number_is_refused_in_plain_words(
     told = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert said in told
     assert "literal" not in told
+
+
+@pytest.mark.parametrize(("command", "word"), [("check", "ENV"), ("eval", "RUN"), ("export", "RUN")])
+def test_what_is_missing_has_the_name_that_the_help_uses(
+    command: str, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command])
+    assert f"Missing from headrace {command}: {word} " in " ".join(capsys.readouterr().err.replace("│", " ").split())

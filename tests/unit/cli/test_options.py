@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from headrace.cli.options import CLEANRL_NAMES, env_kwargs, translate, value_of, with_file
+from headrace.cli.options import CLEANRL_NAMES, env_kwargs, parse, translate, value_of, with_file
 from headrace.cli.train_command import TrainOptions
 from headrace.errors import UsageError
 from support.command import run
@@ -22,7 +22,14 @@ from support.command import run
         (["--num-envs=4"], ["--n-envs=4"]),
         (["--num_steps", "8"], ["--n-steps", "8"]),
         (["--no-norm-adv"], ["--no-normalize-advantage"]),
+        (["--track", "--wandb-project-name=a_b"], ["--wandb", "--wandb-project=a_b"]),
         (["--no_norm_adv"], ["--no-normalize-advantage"]),
+        (["--env-id=CartPole-v1", "--no-cuda"], ["CartPole-v1", "--device=cpu"]),
+        (["--cuda"], ["--device=cuda"]),
+        (
+            ["--algo", "ppo", "--n-timesteps=8", "--lr", "1e-3"],
+            ["--algorithm", "ppo", "--total-timesteps=8", "--learning-rate", "1e-3"],
+        ),
         (["my_module:my_env", "--env-kwargs", '{"a_b": 1}'], ["my_module:my_env", "--env-kwargs", '{"a_b": 1}']),
         (["--run-dir=my_runs/a_b"], ["--run-dir=my_runs/a_b"]),
     ],
@@ -36,13 +43,44 @@ def test_every_cleanrl_name_means_an_option_we_have() -> None:
     assert {name.replace("-", "_") for name in CLEANRL_NAMES.values()} <= ours
 
 
+@pytest.mark.parametrize(("typed", "means"), [("1e4", 10_000), ("1_000", 1_000), ("1.5e3", 1_500)])
+def test_whole_numbers_may_be_written_as_people_write_them(typed: str, means: int) -> None:
+    assert parse(TrainOptions, ["CartPole-v1", "--total-timesteps", typed], "train").session.total_timesteps == means
+
+
+@pytest.mark.parametrize("typed", ["1e-4", "1.5", "1.5e0", "nan", "inf", "1e999", "-e5"])
+def test_what_is_no_whole_number(typed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(TrainOptions, ["CartPole-v1", f"--total-timesteps={typed}"], "train")
+    assert f"expected a whole number, got '{typed}'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_device_that_there_is_not(tmp_path: Path) -> None:
+    for asked in (("--env", "CartPole-v1", "--device", "cuda"), ("--env=CartPole-v1", "--cuda")):
+        refused = run("train", *asked, cwd=tmp_path)
+        assert refused.code == 2
+        assert "device (learner_device): expected cpu, or a device that torch has here, got 'cuda" in refused.error
+        assert "leave it out to train on the CPU" in refused.error
+
+
 @pytest.mark.usefixtures("measures_cheap")
 def test_cleanrl_and_sb3_names_come_to_the_same(tmp_path: Path) -> None:
     sb3 = ("--n-envs", "2", "--n-steps", "8", "--n-epochs", "3", "--batch-size", "4", "--clip-range", "0.1")
     cleanrl = ("--num-envs", "2", "--num_steps", "8", "--update-epochs", "3", "--minibatch-size", "4")
     common = ("--seed", "1", "--dry-run")
     one = run("train", "CartPole-v1", *sb3, "--no-normalize-advantage", *common, cwd=tmp_path)
-    other = run("train", "CartPole-v1", *cleanrl, "--clip-coef", "0.1", "--no-norm-adv", *common, cwd=tmp_path)
+    other = run(
+        "train",
+        "CartPole-v1",
+        *cleanrl,
+        "--clip-coef",
+        "0.1",
+        "--no-norm-adv",
+        "--device",
+        "cpu",
+        *common,
+        cwd=tmp_path,
+    )
     assert one.code == 0
     assert "3 epochs of minibatches of 4" in one.out
     assert one == other

@@ -50,7 +50,6 @@ def test_a_dry_run_says_what_would_run_and_why_and_writes_nothing(tmp_path: Path
         assert line in outcome.out.splitlines()
     assert [line.split()[1].split("=")[0] for line in outcome.out.splitlines() if line.startswith("why")] == [
         "topology",
-        "inference",
         "shards",
     ]
     assert files_in(tmp_path) == set()
@@ -220,8 +219,8 @@ def test_plain_lines_when_nobody_watches(tmp_path: Path) -> None:
     lines = outcome.out.splitlines()
     assert outcome.code == 0
     assert "\x1b" not in outcome.out
-    assert lines[0].startswith(f"{STEADY}  environment {STEADY} x 2")
-    assert lines[1].startswith("step 8/64 ")
+    assert lines[0].startswith(f"environment  {STEADY} x 2")
+    assert lines[6].startswith("step 8/64 ")
     assert lines[-3].startswith("step 64/64 (100%)")
     assert lines[-2].startswith("done: 64 steps, ")
     assert lines[-1] == "results in out/, report in out/report.html"

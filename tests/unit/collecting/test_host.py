@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.collecting.host import Host, Order
 from headrace.errors import HeadraceError
+from headrace.inference.local import LocalInference, following
 from headrace.memory.ring import Lease
 from support.generators import quick
 from support.stages import Stage, stage
@@ -41,7 +42,8 @@ def here() -> object:
 
 
 def host_of(here: Stage, pick_up_rows: int = 0) -> Host:
-    return Host(replace(here.plan, pick_up_rows=pick_up_rows), here.ring.segment.buffer, here.store, {0: None})
+    plan = replace(here.plan, pick_up_rows=pick_up_rows)
+    return Host(plan, here.ring.segment.buffer, following(plan, here.store).acting, {0: None})
 
 
 def test_recorded_versions_act_row_by_row(here: Stage) -> None:
@@ -66,14 +68,14 @@ def test_the_newest_weights_are_picked_up_every_few_rows(
     here: Stage, every: int, seen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version is published after every row."""
-    host = host_of(here, pick_up_rows=every)
-    act = host._inference.act
+    act = LocalInference.act
 
     def acts_and_publishes(*arguments: object) -> None:
         act(*arguments)  # type: ignore[arg-type]
         here.publish(0.1)
 
-    monkeypatch.setattr(host._inference, "act", acts_and_publishes)
+    monkeypatch.setattr(LocalInference, "act", acts_and_publishes)
+    host = host_of(here, pick_up_rows=every)
     order = order_of(here, 0)
     host.fill(order)
     assert here.ring.slab(order.lease).version.tolist() == seen
@@ -83,7 +85,8 @@ def test_the_newest_weights_are_picked_up_every_few_rows(
 def test_a_start_may_be_asked_for_when_its_turn_comes(here: Stage) -> None:
     """Inline says where a shard stands shard by shard: a large journal is not copied for all of them at once."""
     asked: list[str] = []
-    host = Host(here.plan, here.ring.segment.buffer, here.store, {0: lambda: asked.append("now")})
+    acting = following(here.plan, here.store).acting
+    host = Host(here.plan, here.ring.segment.buffer, acting, {0: lambda: asked.append("now")})
     assert asked == ["now"]
     host.close()
     host.close()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headrace.errors import NumericsError
-from headrace.learning.batch import complete
+from headrace.learning.assembly import complete
 from support.bit_envs import ACTIONS, OBSERVATIONS
 from support.pairwise import Cell, matrix
 from support.ppo_rows import completed_batch, shaken, spaces_named
@@ -45,7 +45,7 @@ def test_chunks_do_not_show(observation: str, monkeypatch: pytest.MonkeyPatch) -
     spaces = spaces_named(observation, "discrete")
     module = shaken(mlp_policy(*spaces), 1, 0.3)
     whole = completed_batch(module, observation, spaces[1], 9, 5, seed=2)
-    monkeypatch.setattr("headrace.learning.batch._CHUNK_BYTES", 100)
+    monkeypatch.setattr("headrace.learning.assembly._CHUNK_BYTES", 100)
     parts = completed_batch(module, observation, spaces[1], 9, 5, seed=2)
     for name in ("log_prob", "value", "last_value", "bootstrap_value"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-5, atol=1e-6)

@@ -156,7 +156,7 @@ def test_vtrace_without_ratios_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_targets_of_the_policy_that_acted_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The present weights value the states, not those that acted."""
-    monkeypatch.setattr(room, "seen_by", lambda batch, policy: batch)
+    monkeypatch.setattr(room, "seen_by", lambda batch, *others: batch)
     with pytest.raises(AssertionError, match="parameters differ"):
         assert_update_is_the_slow_one("box", {})
 

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from headrace.learning.advantages import Targets
-from headrace.learning.batch import Batch, complete
+from headrace.learning.assembly import complete
+from headrace.learning.batch import Batch
 from headrace.learning.config import PpoConfig
 from headrace.learning.ppo import Ppo, shuffling
 from headrace.policies.networks import MlpPolicy, as_policy

@@ -120,7 +120,7 @@ def test_revoke_tells_what_it_took_and_leaves_the_reader_its_own() -> None:
     assert state.commit(kept.slot, kept.fence) == kept
     assert state.revoke(0) == lost
     assert state.revoke(0) == []
-    assert [state.owner(slot) for slot in range(3)] == [Owner.READER, Owner.NOBODY, Owner.NOBODY]
+    assert [state.slots[slot].owner for slot in range(3)] == [Owner.READER, Owner.NOBODY, Owner.NOBODY]
     assert state.open_slots() == []
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.errors import UsageError
 from headrace.memory.spaces import Box, Discrete
 from headrace.policies.config import PolicyConfig
-from headrace.policies.networks import ImageScale, VectorEncoder, build_policy
+from headrace.policies.features import ImageScale, VectorEncoder
+from headrace.policies.networks import build_policy
 
 SHAPE = (3, 40, 40)
 
@@ -59,3 +61,39 @@ def test_the_scale_is_no_parameter_and_not_saved() -> None:
     scale = ImageScale(image((0.0,), (1.0,)))
     assert not list(scale.parameters())
     assert not scale.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((7, 7, 3), "MlpPolicy"),
+        ((3, 7, 7), "MlpPolicy"),
+        ((35, 84, 3), "MlpPolicy"),
+        ((84, 3, 84), "MlpPolicy"),
+        ((1, 1, 1), "MlpPolicy"),
+        ((84, 84), "MlpPolicy"),
+        ((64, 64, 3, 2), "MlpPolicy"),
+        ((), "MlpPolicy"),
+        ((36, 36, 1), "CnnPolicy"),
+        ((4, 84, 84), "CnnPolicy"),
+    ],
+    ids=str,
+)
+def test_auto_takes_the_policy_that_an_image_is_large_enough_for(shape: tuple[int, ...], kind: str) -> None:
+    policy = build_policy(PolicyConfig("auto"), image((0.0,), (255.0,), shape), Discrete(3), 1)
+    assert type(policy).__name__ == kind
+    assert policy.value(samples(shape=shape)).shape == (5,)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("CnnPolicy", (7, 7, 3), "at least 36 x 36, got 7 x 7; resize them or use policy MlpPolicy"),
+        ("CnnPolicy", (84, 84), r"3 axes .*, got Box\(shape=\(84, 84\), uint8\); use policy MlpPolicy"),
+        ("auto", (0, 7, 7), r"at least one number, got Box\(shape=\(0, 7, 7\), uint8\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(name: str, shape: tuple[int, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        build_policy(PolicyConfig(name), image((0.0,), (255.0,), shape), Discrete(3), 1)
+    assert "\n" not in str(refused.value)

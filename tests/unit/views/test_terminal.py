@@ -76,14 +76,14 @@ def test_what_a_terminal_would_obey_or_can_not_show() -> None:
     """An environment's name and a worker's message may hold anything; a stream may have ASCII alone, and be strict."""
     raw = io.BytesIO()
     console = Console(file=io.TextIOWrapper(raw, "ascii", errors="strict"), force_terminal=False)
-    with TerminalView("é\x1b[2J\nname", 100, {"seed": "环\r"}, console) as view:
+    with TerminalView("name", 100, {"environment": "é\x1b[2J\nname", "seed": "环\r"}, console) as view:
         view.message("two\nlines \ud800 \U0001f600 \x1b]0;x\x07")
         view.update(a_record(1))
     console.file.flush()
     lines = raw.getvalue().decode("ascii").splitlines()
-    assert lines[0] == "\\xe9\\x1b[2J\\nname  seed \\u73af\\x0d"
-    assert lines[1:3] == ["two", "lines \\ud800 \\U0001f600 \\x1b]0;x\\x07"]
-    assert lines[3].startswith("step 2048/100")
+    assert lines[:2] == ["environment  \\xe9\\x1b[2J\\nname", "seed         \\u73af\\x0d"]
+    assert lines[2:4] == ["two", "lines \\ud800 \\U0001f600 \\x1b]0;x\\x07"]
+    assert lines[4].startswith("step 2048/100")
 
 
 def test_a_view_that_fails_ends_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -113,8 +113,8 @@ class TestPlainLines:
                 view.update(a_record(update))
                 clock.now_s += 0.25  # 25 seconds in all
         lines = written(console).splitlines()
-        steps = [int(line.split()[1].split("/")[0]) // 2048 for line in lines[1:]]
-        assert lines[0].startswith("PPO  env CartPole-v1")
+        steps = [int(line.split()[1].split("/")[0]) // 2048 for line in lines[len(FACTS) :]]
+        assert lines[0].startswith("env          CartPole-v1")
         assert steps == [1, 41, 81, 100]
 
     def test_a_last_record_already_shown_is_not_shown_twice(self) -> None:

@@ -207,7 +207,7 @@ class TestReplica:
         replica_flat.vector.fill_(9)
         replica.load(store, 0)
         assert bool((replica_flat.vector == 9).all())
-        replica.forget()
+        replica.version = None
         replica.load(store, 0)
         assert bool((replica_flat.vector == 0).all())
 
@@ -227,13 +227,13 @@ class TestReplica:
         publish(store, learner)
 
         overtaken: Any = Overtaken(reader.published, overtaking(learner, store, capacity))
-        monkeypatch.setattr(replica, "_vector", overtaken)
+        monkeypatch.setattr(replica, "vector", overtaken)
         with pytest.raises(HeadraceError, match=f"version 0 are gone; the latest is {capacity}"):
             replica.load(store, 0)
         assert replica.version is None, "what it holds now is no version"
 
         overtaken = Overtaken(reader.published, overtaking(learner, store, capacity))
-        monkeypatch.setattr(replica, "_vector", overtaken)
+        monkeypatch.setattr(replica, "vector", overtaken)
         assert replica.load_latest(store) == replica.version == store.version == 2 * capacity
         assert bool((reader.vector == 2 * capacity).all())
 
@@ -245,6 +245,6 @@ class TestReplica:
         reader.vector.fill_(9)
         assert replica.load_latest(store) == 0
         assert bool((reader.vector == 9).all())
-        replica.forget()
+        replica.version = None
         assert replica.load_latest(store) == 0
         assert bool((reader.vector == 0).all())

@@ -5,21 +5,56 @@
 
 Read from the JSON itself: a client library that fits values to types makes 0.0 of false. Nothing is filled in: a
 log-probability that is missing, null, NaN, above 0 or a stand-in for minus infinity, an id that is no token, an answer
-to another prompt or a broken-off one is an EpisodeError. Does not know HTTP, retries or servers.
+to another prompt or a broken-off one is an EpisodeError. Does not know retries or servers.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from headrace.agents.codec import Codec
 from headrace.agents.engines.protocol import ROUNDING, Completion, Request
 from headrace.agents.records import ENGINE, EpisodeError
+from headrace.files import parse_json
 
+MAX_ANSWER_BYTES = 64 << 20
+_MOST_TOKENS = 1 << 40
 _NO_PROBABILITY = -9999.0  # vLLM writes this for minus infinity, which no sampled token can have
 _BROKEN_OFF = ("abort", "error", "content_filter")
+
+
+async def answer_read(asked: Any) -> Any:
+    """The JSON of an answer that the openai client is about to give: not without end, and not nested without end."""
+    async with asked as reply:
+        try:
+            body = await _body(reply)
+        except EpisodeError:
+            raise
+        except Exception as error:  # of the HTTP library that the openai client is built on: they differ by version
+            raise EpisodeError(ENGINE, f"an answer that broke off: {type(error).__name__}: {error}") from error
+    return parse_json(body)
+
+
+async def _body(reply: Any) -> bytes:
+    parts, size = [], 0
+    async for part in reply.iter_bytes():
+        parts.append(part)
+        size += len(part)
+        if size > MAX_ANSWER_BYTES:
+            raise EpisodeError(ENGINE, f"an answer of more than {MAX_ANSWER_BYTES:,} bytes")
+    return b"".join(parts)
+
+
+def tokens_used(reply: Any) -> tuple[int | None, int | None]:
+    """Of the prompt and of the answer, as the server counts them; None where it does not, or says nonsense."""
+    usage = reply.get("usage") if isinstance(reply, dict) else None
+    sizes = usage if isinstance(usage, dict) else {}
+    prompt, given = (
+        one if type(one) is int and 0 <= one <= _MOST_TOKENS else None
+        for one in (sizes.get("prompt_tokens"), sizes.get("completion_tokens"))
+    )
+    return prompt, given
 
 
 def token_completion(reply: Any, request: Request, codec: Codec) -> Completion:
@@ -97,7 +132,7 @@ def _log_probs(values: Any) -> list[float]:
         raise EpisodeError(ENGINE, "an answer without log-probabilities; expected logprobs.token_logprobs")
     for at, one in enumerate(values):
         is_number = isinstance(one, (int, float)) and not isinstance(one, bool)
-        if not is_number or not math.isfinite(one) or not _NO_PROBABILITY < one <= ROUNDING:
+        if not is_number or not _NO_PROBABILITY < one <= ROUNDING:  # NaN is not; a huge int is no float
             got = "null" if one is None else _short(one)
             raise EpisodeError(
                 ENGINE, f"the log-probability of token {at} is {got}; expected a finite number of at most 0"

@@ -147,7 +147,8 @@ class Batched:
         """More requests than these can't come."""
         with self._changed:
             self._live = max(1, live)
-            self._changed.notify()
+            if self._waiting:
+                self._changed.notify()
 
     def publish(self, weights: Any, version: int | None = None) -> int:
         """Between two batches."""

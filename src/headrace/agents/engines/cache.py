@@ -1,11 +1,12 @@
 """What a model has read: keys and values in rows, who has which of them, and attention over one row's own length.
 
     Places: episode -> row, and the whole chunks that lie there · Cache: the rows themselves, as the model's cache
-    Cache.update ──> Rows ──> the model's attention function ──> Rows.attend, row by row
+    a place: what was read ──copy──> a slot: what is spoken · Cache.update ──> Rows ──> the model's attention ──> attend
 
-A row that is not in use keeps what was read until it is needed. A token looks at its own row, up to its own position,
-rounded up to whole blocks (or chunks, where those are shown to give the same bits): neither its cost nor its bits
-depend on its neighbours or on max_context. Knows no requests, no sampling and no weights but that others came.
+A place that is not in use keeps what was read until it is needed. Slots lie side by side, so that those who speak are
+looked at where they lie. A token looks at its own row, up to its own position, rounded up to whole blocks (or chunks,
+where those are shown to give the same bits), or farther if its neighbours do: neither its cost nor its bits depend on
+max_context. Knows no requests, no sampling and no weights but that others came.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 CHUNK = 64  # tokens of a prompt read in one pass
 BLOCK = 512  # keys that attention takes together: a prefix of whole blocks gives the bits of any longer row
-_COPIED = 256  # keys up to which rows are copied side by side: one call for several is worth that
+_SPARED = 256  # keys that one call of attention costs: rows that look so much farther than they need share one
 
 
 class Places:
@@ -70,61 +71,107 @@ def common(read: list[int], ids: list[int]) -> int:
 
 @dataclass(frozen=True)
 class _Look:
-    """Rows of a pass that look equally far back: which they are, where they lie, how far they look, what they see."""
+    """Rows of a pass that look back together: which they are, where they lie, how far they look, what they see."""
 
-    at: list[int] | slice
-    places: Tensor | slice
+    at: slice
+    rows: slice
     length: int
     mask: Tensor
 
 
 class Cache:
-    """Keys and values of all places, as the model's cache: rows at positions of their own."""
+    """Keys and values of all places and slots, as the model's cache: rows at positions of their own."""
 
-    def __init__(self, config: Any, places: int, length: int) -> None:
-        heads = config.num_key_value_heads
+    def __init__(self, config: Any, places: int, slots: int, length: int) -> None:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, places, heads, length, width)
-        self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
+        self._shape = (config.num_hidden_layers, places + slots, heads, length, width)
+        self._first = places  # the row of slot 0
+        self.clear()
         least, at = torch.finfo(torch.float32).min, torch.arange(length + BLOCK)
         # Row i of any slice that begins at length - 1 - start hides what comes after token start + i.
         self._hidden = torch.zeros(CHUNK, len(at)).masked_fill_(at > length - 1 + torch.arange(CHUNK)[:, None], least)
         self._length = length
         self._fine = is_fine(config.num_attention_heads, heads, width)
-        self.rows = torch.zeros(0, dtype=torch.long)  # place of each row of this pass
         self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, tokens]
+        self._written = torch.zeros(0, dtype=torch.long)  # where each token of each head goes
         self._looks: list[_Look] = []
 
-    def place(self, rows: list[int], starts: list[int], tokens: int, count: int) -> None:
+    def clear(self) -> None:
+        """Nothing lies there. What is hidden is multiplied by zero, so not even rests that are no numbers may stay."""
+        self._keys, self._values = torch.zeros(self._shape), torch.zeros(self._shape)
+
+    def seat(self, place: int, slot: int, count: int) -> None:
+        """What was read at a place, its first `count` tokens, to a slot."""
+        self._copy(place, self._first + slot, count)
+
+    def move(self, slot: int, other: int, count: int) -> None:
+        """What lies in a slot to another one."""
+        self._copy(self._first + slot, self._first + other, count)
+
+    def _copy(self, row: int, other: int, count: int) -> None:
+        for tensor in (self._keys, self._values):
+            tensor[:, other, :, :count] = tensor[:, row, :, :count]
+
+    def read(self, places: list[int], starts: list[int], tokens: int, count: int) -> None:
         """Where the next pass's rows lie, where each begins, how many tokens follow; the first `count` rows matter."""
-        self.rows = torch.tensor(rows)
         self.positions = torch.tensor(starts)[:, None] + torch.arange(tokens)
-        step, far = CHUNK if self._fine and tokens == 1 else BLOCK, dict[int, list[int]]()
-        for at, start in enumerate(starts[:count]):
-            far.setdefault(min(-(-(start + tokens) // step) * step, self._length), []).append(at)
-        self._looks = []
-        for length, together in far.items():
-            parts = [together] if length <= _COPIED and len(together) > 1 else [[at] for at in together]
-            for part in parts:
-                firsts = [self._length - 1 - starts[at] for at in part]
-                seen = [self._hidden[None, None, :tokens, first : first + length] for first in firsts]
-                if len(part) > 1:
-                    self._looks.append(_Look(part, self.rows[part], length, torch.cat(seen)))
-                else:  # slices: nothing is copied
-                    (at,) = part
-                    self._looks.append(_Look(slice(at, at + 1), slice(rows[at], rows[at] + 1), length, seen[0]))
+        self._write_at(torch.tensor(places))
+        self._looks = [self._own_look(at, places[at], starts[at], tokens, BLOCK) for at in range(count)]
+
+    def speak(self, starts: list[int], width: int) -> None:
+        """Where the token of each slot lies, from slot 0 on; rows up to `width` do not matter."""
+        self.positions = torch.tensor([*starts, *[0] * (width - len(starts))])[:, None]
+        self._write_at(torch.arange(self._first, self._first + width))
+        step, self._looks = CHUNK if self._fine else BLOCK, []
+        for begin, end, farthest in together([-(-(start + 1) // step) * step for start in starts]):
+            if end - begin == 1:
+                self._looks.append(self._own_look(begin, self._first + begin, starts[begin], 1, step))
+                continue
+            length = min(farthest, self._length)
+            hidden = self._hidden[0].unfold(0, length, 1)
+            mask = hidden.index_select(0, self._length - 1 - self.positions[begin:end, 0])[:, None, None]
+            rows = slice(self._first + begin, self._first + end)
+            self._looks.append(_Look(slice(begin, end), rows, length, mask))
+
+    def _own_look(self, at: int, row: int, start: int, tokens: int, step: int) -> _Look:
+        length = min(-(-(start + tokens) // step) * step, self._length)
+        first = self._length - 1 - start
+        mask = self._hidden[None, None, :tokens, first : first + length]
+        return _Look(slice(at, at + 1), slice(row, row + 1), length, mask)
+
+    def _write_at(self, rows: Tensor) -> None:
+        heads = torch.arange(self._shape[2])[None, :, None]
+        self._written = ((rows[:, None, None] * len(heads[0]) + heads) * self._length + self.positions[:, None]).ravel()
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Rows, Rows]:
         """Write this pass's tokens where they belong; what comes back is for the attention function only."""
-        rows, at = self.rows[:, None], self.positions
-        self._keys[layer][rows, :, at] = keys.transpose(1, 2)
-        self._values[layer][rows, :, at] = values.transpose(1, 2)
+        width = keys.shape[-1]
+        self._keys[layer].view(-1, width).index_copy_(0, self._written, keys.reshape(-1, width))
+        self._values[layer].view(-1, width).index_copy_(0, self._written, values.reshape(-1, width))
         both = Rows(self._keys[layer], self._values[layer], self._looks)
         return both, both
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Asked by some models; positions are always given, so nothing depends on it."""
         return 0
+
+
+def together(lengths: list[int]) -> list[tuple[int, int, int]]:
+    """Rows that lie side by side and look about equally far: first, behind the last, and the longest look of each."""
+    runs: list[tuple[int, int, int]] = []
+    spared = 0
+    for at, length in enumerate(lengths):
+        begin, _, farthest = runs[-1] if runs else (0, 0, 0)
+        longest = max(farthest, length)
+        more = (longest - farthest) * (at - begin) + longest - length
+        if runs and spared + more <= _SPARED:
+            spared += more
+            runs[-1] = (begin, at + 1, longest)
+        else:
+            runs.append((at, at + 1, length))
+            spared = 0
+    return runs
 
 
 @dataclass(frozen=True)
@@ -137,10 +184,14 @@ class Rows:
 
     def attend(self, queries: Tensor, scaling: float | None) -> Tensor:
         """[rows, heads, tokens, width] -> [rows, tokens, heads, width]; zero for rows that do not matter."""
-        seen = torch.zeros_like(queries)
+        parts = []
         for look in self.looks:
-            keys, values = self.keys[:, :, : look.length], self.values[:, :, : look.length]
-            seen[look.at] = attention(queries[look.at], keys[look.places], values[look.places], look.mask, scaling)
+            keys, values = self.keys[look.rows, :, : look.length], self.values[look.rows, :, : look.length]
+            parts.append(attention(queries[look.at], keys, values, look.mask, scaling))
+        missing = len(queries) - self.looks[-1].at.stop
+        if missing:
+            parts.append(torch.zeros_like(queries[:missing]))
+        seen = parts[0] if len(parts) == 1 else torch.cat(parts)
         return seen.transpose(1, 2)
 
 

@@ -3,8 +3,10 @@
     waiting ──> reading: its prompt, a chunk a pass ──> ready ──> a slot: [ one pass: a token for each ] ──> answer
                    ^────────── publish: new weights, everything is read again ─────────┘
 
-Requests join and leave between two passes; none waits for the longest answer of a batch. A reading pass costs the
-same for one prompt as for eight: so it waits for eight, a few passes at most, and reads ahead while slots are taken.
+Requests join and leave between two passes; none waits for the longest answer of a batch. Prompts wait for others to be
+read with, as long as that costs less than to read them alone, and are read ahead while slots are taken. A speaking pass
+costs little more for many than for few: where many episodes were answered just now, and are known to come back soon, it
+waits for them.
 
 A pass has one of a few shapes that give the same bits, and every request has its own random numbers, so an answer
 depends on its prompt and seed, not on its neighbours: `self_test` proves it on this machine. What a pass costs follows
@@ -31,6 +33,7 @@ import torch
 from torch import Tensor
 
 from headrace.agents.codec import Codec
+from headrace.agents.engines.away import Away
 from headrace.agents.engines.cache import CHUNK, Places
 from headrace.agents.engines.passes import READERS, Generation, Passes, draw
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
@@ -39,8 +42,9 @@ from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError, whole
 from headrace.policies.threads import torch_threads
 
-_GATHER_S = 0.005  # that an idle engine waits for others to read with
-_MOST_HELD = 3  # passes that a prompt waits for others to be read with
+_GATHER_S = 0.002  # that an idle engine waits after the last request for others to read with
+_BEGIN_S = 0.005  # the same, where episodes begin: they come together
+_READ_COST = 0.5  # of a reading pass beside that of its rows, in speaking passes
 
 
 class InProcessEngine:
@@ -69,14 +73,19 @@ class InProcessEngine:
         self._length = -(-max_context // CHUNK) * CHUNK
         self._passes = Passes(model.eval(), slots, slots + parked, self._length)
         with torch_threads(threads), torch.inference_mode():
-            self._passes.prove_widths()
+            self._passes.prove()
         self._places = Places(slots + parked)
-        self._jobs: list[Generation | None] = [None] * slots
+        self._speaking: list[Generation] = []  # by slot
         self._waiting: deque[Generation] = deque()
         self._reading: list[Generation] = []
         self._ready: deque[Generation] = deque()
         self._live = 1 << 30  # episodes: more requests than these can't come
-        self._held = 0  # passes that prompts have waited to be read
+        self._held = 0  # passes that prompts have waited to be read, added up over the prompts
+        self._came_s = 0.0  # when the last request did
+        self._has_read_ahead = False  # since the last speaking pass
+        self._away = Away()  # episodes that were answered and have not come back
+        self._pass_s = 0.0  # of a speaking pass, on average
+        self._is_last = False  # no more episodes begin
         self._weights: dict[str, Tensor] | None = None  # to be taken over before the next pass
         self._statistics = EngineStatistics()
         self._changed = threading.Condition()
@@ -85,7 +94,7 @@ class InProcessEngine:
 
     def submit(self, request: Request) -> Future[Completion]:
         """Join as soon as a slot is free."""
-        (future,) = self._submit([request])
+        (future,) = self._submit([request], may_return=True)
         return future
 
     def generate(self, requests: Sequence[Request]) -> list[Completion | EpisodeError]:
@@ -95,6 +104,10 @@ class InProcessEngine:
     def expect(self, live: int) -> None:
         """More requests than these can't come."""
         self._live = max(1, live)
+
+    def drain(self, is_last: bool) -> None:
+        """Whether no more episodes begin: then time in which others are away is for those that are here."""
+        self._is_last = is_last
 
     def publish(self, weights: Any, version: int | None = None) -> int:
         """A model or a state_dict; takes effect between two passes, also for answers that are under way."""
@@ -124,24 +137,36 @@ class InProcessEngine:
             self._thread.join()
 
     def self_test(self) -> None:
-        """Raise unless an answer is the same alone, in company, and in other slots."""
+        """Raise unless an answer is the model's, and the same alone, in company, and in other slots."""
         rng = np.random.default_rng(0)
+        lengths = [min(5 + 37 * at, self._length - 4) for at in range(3)]
         requests = [
-            Request(0, at, 0, rng.integers(0, self.codec.vocabulary, 5 + 37 * at).tolist(), 4, 1000 + at)
-            for at in range(3)
+            Request(0, at, 0, rng.integers(0, self.codec.vocabulary, length).tolist(), 4, 1000 + at)
+            for at, length in enumerate(lengths)
         ]
         alone = [self.generate([one])[0] for one in requests]
+        if failed := [one for one in alone if isinstance(one, EpisodeError)]:
+            raise HeadraceError(f"{self._name}: it can't be played with in this process: {failed[0].message}")
         together = self.generate([*requests[1:], requests[0], *requests[::-1]])
         if [*alone[1:], alone[0], *alone[::-1]] != together:
             raise HeadraceError(
                 f"{self._name}: the same request got another answer in other company; rollouts could "
                 f"not be repeated. Use full attention, float32 and no dropout"
             )
+        for request, answer in zip(requests, alone, strict=True):
+            assert isinstance(answer, Completion)
+            with torch_threads(self._threads), torch.inference_mode():
+                want = self._passes.recomputed([*request.ids, *answer.ids], len(answer.ids))
+            if not np.allclose(answer.log_probs, want, rtol=1e-3, atol=1e-3):
+                raise HeadraceError(
+                    f"{self._name}: token by token it gives other log-probabilities than in one pass, so records "
+                    f"could not be trained on. Expected a causal model with full attention"
+                )
 
-    # -------------------------------------------------------------------------------------------------- inside
-
-    def _submit(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        jobs = [Generation(one, Future(), np.random.Generator(np.random.PCG64(one.seed))) for one in requests]
+    def _submit(self, requests: Sequence[Request], may_return: bool = False) -> list[Future[Completion]]:
+        jobs = [
+            Generation(one, Future(), np.random.Generator(np.random.PCG64(one.seed)), may_return) for one in requests
+        ]
         with self._changed:
             for job in jobs:
                 most = self._length - job.request.max_tokens
@@ -152,6 +177,9 @@ class InProcessEngine:
                     job.future.set_exception(EpisodeError(ENGINE, problem))
                 else:
                     self._waiting.append(job)
+            self._came_s = now_s()
+            for job in jobs if may_return else ():
+                self._away.back(job.request.session, self._came_s)
             if self._thread is None and not self._is_closed:
                 self._thread = threading.Thread(target=self._serve, name="engine-model", daemon=True)
                 self._thread.start()
@@ -161,16 +189,17 @@ class InProcessEngine:
     def _serve(self) -> None:
         with torch_threads(self._threads), torch.inference_mode():
             while True:
-                with self._changed:
-                    while not (self._is_closed or self._weights or self._num_present):
-                        self._changed.wait()
-                    if self._is_closed:
-                        self._fail_all(EpisodeError(ENGINE, "the engine was closed"))
-                        return
-                    self._admit()
-                    if self._gathers():
-                        continue
                 try:
+                    with self._changed:
+                        while not (self._is_closed or self._weights or self._num_present):
+                            self._changed.wait()
+                        if self._is_closed:
+                            return self._fail_all(EpisodeError(ENGINE, "the engine was closed"))
+                        self._admit()
+                        self._seat()
+                        if self._weights is None and (patience_s := self._patience_s()) > 0:
+                            self._changed.wait(patience_s)
+                            continue
                     if self._weights is not None:
                         self._take_over()
                     self._step()
@@ -179,65 +208,65 @@ class InProcessEngine:
                         self._fail_all(EpisodeError(ENGINE, f"{type(error).__name__}: {error}"))
 
     @property
-    def _num_speaking(self) -> int:
-        return sum(job is not None for job in self._jobs)
-
-    @property
     def _num_present(self) -> int:
-        return len(self._waiting) + len(self._reading) + len(self._ready) + self._num_speaking
+        return len(self._waiting) + len(self._reading) + len(self._ready) + len(self._speaking)
 
     def _admit(self) -> None:
         """Those who wait, in the order they came: for free slots, and some more to read ahead."""
-        most = self._slots - self._num_speaking + 2 * READERS
+        most = self._slots - len(self._speaking) + 2 * READERS
         while self._waiting and self._places.has_room and len(self._reading) + len(self._ready) < most:
             job = self._waiting.popleft()
             if job.future.set_running_or_notify_cancel():
                 job.place, job.read = self._places.take(job.request.session, job.ids[:-1])
                 self._reading.append(job)
 
-    def _gathers(self) -> bool:
-        """Whether, with nothing else to do, another request came while it waited for some to read together."""
-        if self._weights is not None or self._num_speaking or self._ready or self._is_worth_reading():
-            return False
-        count = self._num_present
-        self._changed.wait(_GATHER_S)
-        return self._num_present > count
+    def _patience_s(self) -> float:
+        """Seconds to wait for other requests before the next pass; 0: it is made now."""
+        if self._is_worth_reading():
+            return 0.0
+        speaking, coming = len(self._speaking), max(0, min(self._away.count(now_s()), self._live - self._num_present))
+        if not speaking:
+            gather_s = _GATHER_S if coming else _BEGIN_S
+            return self._came_s + gather_s - now_s() if self._live > self._num_present else 0.0
+        if not coming or self._is_last:
+            return 0.0
+        left_s = self._away.left_s(now_s())
+        return left_s if left_s * speaking < coming * self._pass_s else 0.0
 
     def _is_worth_reading(self) -> bool:
-        """Whether a reading pass is full, or can't get any fuller."""
-        return len(self._reading) >= READERS or self._num_present >= self._live
+        """Whether a reading pass is full, or they have waited long enough; slots that are taken speak in between."""
+        if len(self._reading) >= READERS:
+            return not (self._has_read_ahead and len(self._speaking) >= self._slots)
+        return bool(self._reading) and self._held >= _READ_COST * len(self._speaking) > 0
 
     def _step(self) -> None:
-        """Read what should be read now, then one token for every request that has a slot."""
-        started = now_s()
-        self._seat()
-        while self._reading:
-            has_free = self._num_speaking < self._slots
-            if not self._is_worth_reading() and self._num_speaking and self._held < _MOST_HELD:
-                self._held += has_free  # reading ahead has time
-                break
-            self._held = 0
+        """One pass: of prompts that should be read now, or a token for every request that has a slot."""
+        started, speaking = now_s(), len(self._speaking)
+        if self._reading and (self._is_worth_reading() or not speaking):
+            self._has_read_ahead = speaking >= self._slots
             self._read()
-            self._seat()
-            if not has_free:
-                break
-        speaking = self._num_speaking
-        if speaking:
+            self._held = self._held if self._reading else 0
+            self._statistics = replace(self._statistics, busy_s=self._statistics.busy_s + now_s() - started)
+        elif speaking:
+            self._held += len(self._reading) if speaking < self._slots else 0  # reading ahead has time
+            self._has_read_ahead = False
             self._speak()
-            was = self._statistics
+            was, pass_s = self._statistics, now_s() - started
+            self._pass_s += 0.1 * (pass_s - self._pass_s)
             self._statistics = replace(
                 was,
                 batches=was.batches + 1,
                 batched=was.batched + speaking,
                 tokens=was.tokens + speaking,
-                busy_s=was.busy_s + now_s() - started,
+                busy_s=was.busy_s + pass_s,
             )
 
     def _seat(self) -> None:
         """Free slots to those who are ready."""
-        for at, job in enumerate(self._jobs):
-            if job is None and self._ready:
-                self._jobs[at] = self._ready.popleft()
+        while self._ready and len(self._speaking) < self._slots:
+            job = self._ready.popleft()
+            self._passes.seat(job, len(self._speaking))
+            self._speaking.append(job)
 
     def _read(self) -> None:
         """One reading pass; those that are read are ready for a slot."""
@@ -250,14 +279,20 @@ class InProcessEngine:
 
     def _speak(self) -> None:
         """One speaking pass: a token for every slot that is taken; an answer that is whole leaves its slot."""
-        seated = [(at, job) for at, job in enumerate(self._jobs) if job is not None]
-        speaking = [job for _, job in seated]
-        draw(speaking, self._passes.speak(speaking), self._acting)
-        for at, job in seated:
+        draw(self._speaking, self._passes.speak(self._speaking), self._acting)
+        for at in reversed(range(len(self._speaking))):
+            job = self._speaking[at]
             has_ended = job.sampled[-1] in self.codec.stop_ids
             if has_ended or len(job.sampled) >= job.request.max_tokens:
-                self._jobs[at] = None
+                self._vacate(at)
                 self._answer(job, has_ended)
+
+    def _vacate(self, slot: int) -> None:
+        """The last one moves there: those who speak lie side by side."""
+        last = self._speaking.pop()
+        if slot < len(self._speaking):
+            self._passes.move(last, len(self._speaking), slot)
+            self._speaking[slot] = last
 
     def _answer(self, job: Generation, has_ended: bool) -> None:
         text = self.codec.decode(job.sampled[:-1] if has_ended else job.sampled)
@@ -271,6 +306,8 @@ class InProcessEngine:
             prompt_tokens=was.prompt_tokens + len(job.request.ids),
             answer_tokens=was.answer_tokens + len(job.sampled),
         )
+        if job.may_return:
+            self._away.leave(job.request.session, now_s())
         try:
             job.future.set_result(checked(job.request, answer, self.codec, False))
         except EpisodeError as failure:
@@ -283,19 +320,19 @@ class InProcessEngine:
             self._passes.load(weights)
             self._acting = self.version
             self._places.forget()
-            self._reading = [*(job for job in self._jobs if job is not None), *self._ready, *self._reading]
+            self._reading = [*self._speaking, *self._ready, *self._reading]
             self._ready.clear()
-            self._jobs = [None] * self._slots
+            self._speaking.clear()
             for job in self._reading:
                 job.read = 0
 
     def _fail_all(self, failure: EpisodeError) -> None:
-        placed = [*(job for job in self._jobs if job is not None), *self._ready, *self._reading]
+        placed = [*self._speaking, *self._ready, *self._reading]
         waiting = [job for job in self._waiting if job.future.set_running_or_notify_cancel()]
         for job in placed:
             self._places.leave(job.place)
         self._places.forget()  # how far a pass got that failed is unknown
-        self._jobs, self._reading = [None] * self._slots, []
+        self._speaking, self._reading = [], []
         self._ready.clear()
         self._waiting.clear()
         for job in [*placed, *waiting]:
@@ -303,8 +340,8 @@ class InProcessEngine:
 
 
 def in_process(model: Any, codec: Codec, **options: Any) -> InProcessEngine:
-    """An engine over a copy of a model, tested on this machine before it is used."""
-    engine = InProcessEngine(copy.deepcopy(model), codec, **options)
+    """An engine over a copy of a model in float32, tested on this machine before it is used."""
+    engine = InProcessEngine(copy.deepcopy(model).float(), codec, **options)
     try:
         engine.self_test()
     except BaseException:

@@ -13,7 +13,6 @@ not there, or asks for a pause, costs no attempt.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import random
@@ -24,7 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from headrace.agents.codec import ByteCodec, Codec, described
-from headrace.agents.engines.answers import text_completion, token_completion
+from headrace.agents.engines.answers import answer_read, text_completion, token_completion, tokens_used
+from headrace.agents.engines.asking import text_asked, tokens_asked
 from headrace.agents.engines.fleet import Fleet
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
 from headrace.agents.engines.servers import OutageError, Server, is_refused, retry_after_s
@@ -65,7 +65,7 @@ class OpenAIEngine:
         import openai
 
         server = server or Server()
-        urls = server.urls or tuple(filter(None, (os.environ.get("OPENAI_BASE_URL", ""),)))
+        urls = tuple(filter(None, server.urls or (os.environ.get("OPENAI_BASE_URL", ""),)))
         if not urls:
             raise UsageError("urls: expected the address of a server, or OPENAI_BASE_URL; none was given")
         self.codec: Codec = codec or ByteCodec()
@@ -157,6 +157,8 @@ class OpenAIEngine:
         for url in urls:
             try:
                 await self._meet(url)
+            except self._openai.AuthenticationError:
+                problem = problem or f"{url}: the server refuses the key: set OPENAI_API_KEY to the one it expects"
             except self._openai.APIError as error:
                 problem = problem or f"{url}: no OpenAI-compatible server answers there: {_short(error)}"
             else:
@@ -277,17 +279,9 @@ class OpenAIEngine:
     async def _ask(self, url: str, request: Request, known: int) -> Completion:
         client = self._fleet.clients[url]
         if self.is_text_only:
-            tools: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
-            reply = await client.chat.completions.with_raw_response.create(
-                model=self.model,
-                messages=list[Any](request.messages),
-                **tools,
-                max_tokens=request.max_tokens,
-                temperature=request.temperature,
-                seed=request.seed % 2**31,
-                extra_headers={"X-Session-ID": request.session},
-            )
-            return checked(request, text_completion(self._billed(reply, request)), self.codec, True)
+            asking = client.chat.completions.with_streaming_response
+            told = self._billed(await answer_read(asking.create(model=self.model, **text_asked(request))), request)
+            return checked(request, text_completion(told), self.codec, True)
         told = await self._post(client, request)
         answer = token_completion(told, request, self.codec)
         versions = token_versions(told, len(answer.ids), known)
@@ -298,36 +292,19 @@ class OpenAIEngine:
         self._fleet.seen(url, max(versions, default=known))
         return checked(request, replace(answer, versions=versions), self.codec, False)
 
-    @property
-    def _more_stops(self) -> dict[str, list[int]]:
-        """Servers know the model's end token, and not always the others."""
-        stops = self.codec.stop_ids
-        return {"stop_token_ids": sorted(stops)} if len(stops) > 1 else {}
-
     async def _post(self, client: Any, request: Request) -> Any:
-        reply = await client.completions.with_raw_response.create(
-            model=self.model,
-            prompt=list(request.ids),
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            seed=request.seed,
-            logprobs=1,
-            extra_body={"return_token_ids": True} | self._more_stops,
-            extra_headers={"X-Session-ID": request.session},
-        )
-        return self._billed(reply, request)
+        asking = client.completions.with_streaming_response
+        told = await answer_read(asking.create(model=self.model, **tokens_asked(request, self.codec)))
+        return self._billed(told, request)
 
-    def _billed(self, reply: Any, request: Request) -> Any:
-        """The answer as JSON; its tokens are counted whether it is of use or not."""
-        told = json.loads(reply.text)
-        usage = told.get("usage") if isinstance(told, dict) else None
-        sizes = usage if isinstance(usage, dict) else {}
-        prompt, given = sizes.get("prompt_tokens"), sizes.get("completion_tokens")
+    def _billed(self, told: Any, request: Request) -> Any:
+        """The answer; its tokens are counted whether it is of use or not."""
+        prompt, given = tokens_used(told)
         was = self._statistics
         self._statistics = replace(
             was,
-            prompt_tokens=was.prompt_tokens + (prompt if type(prompt) is int else len(request.ids)),
-            answer_tokens=was.answer_tokens + (given if type(given) is int else 0),
+            prompt_tokens=was.prompt_tokens + (len(request.ids) if prompt is None else prompt),
+            answer_tokens=was.answer_tokens + (given or 0),
         )
         return told
 

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from headrace.agents.engines.cache import CHUNK, Cache, Rows
+from headrace.agents.engines.plain_decoder import PlainDecoder, plain_decoder
 from headrace.agents.engines.protocol import Completion, Request
+from headrace.agents.engines.sampling import sampled
 from headrace.errors import UsageError
 
 READERS = 8  # prompts read side by side
@@ -34,6 +36,7 @@ class Generation:
     request: Request
     future: Future[Completion]
     rng: np.random.Generator
+    may_return: bool = False  # its episode comes back by itself, with its next question
     sampled: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -58,23 +61,17 @@ class Generation:
     def take(self, token: int, log_prob: float, version: int) -> None:
         """The next token."""
         self.sampled.append(token)
-        self.log_probs.append(min(0.0, log_prob))
+        self.log_probs.append(log_prob)
         self.versions.append(version)
 
 
 def draw(speaking: Sequence[Generation], logits: Any, version: int) -> None:
-    """One token each by inverse transform: one uniform number of the request's own per token. Row by row the same."""
-    warm = np.array([one.request.temperature if one.request.temperature > 0 else 1.0 for one in speaking])
-    log_probs = logits / warm[:, None]
-    log_probs -= log_probs.max(axis=1, keepdims=True)
-    log_probs -= np.log(np.exp(log_probs).sum(axis=1, keepdims=True))
-    totals = np.cumsum(np.exp(log_probs), axis=1)
-    for one, log_prob, total in zip(speaking, log_probs, totals, strict=True):
-        if one.request.temperature > 0:
-            token = int(min(total.searchsorted(one.rng.random() * total[-1], side="right"), len(total) - 1))
-        else:
-            token = int(log_prob.argmax())
-        one.take(token, float(np.float32(log_prob[token])), version)
+    """One token each, with one uniform number of the request's own."""
+    uniforms = np.array([one.rng.random() for one in speaking])
+    for one, token, log_prob in zip(
+        speaking, *sampled(logits, [one.request for one in speaking], uniforms), strict=True
+    ):
+        one.take(token, log_prob, version)
 
 
 class Passes:
@@ -83,23 +80,38 @@ class Passes:
     def __init__(self, model: Any, slots: int, places: int, length: int) -> None:
         self._model = _with_own_attention(model)
         self._nowhere = places  # a row for what holds no request
-        self._cache = Cache(model.config, places + 1, length)
+        self._cache = Cache(model.config, places + 1, slots, length)
         self._mask = torch.zeros(1, 1, 1, 1)  # a mask that is given is not computed; the cache has its own
         self._widths, self._readers = [slots], [READERS]  # rows of a speaking and of a reading pass, ascending
         self._length = length
+        self._plain: PlainDecoder | None = None
 
-    def prove_widths(self) -> None:
-        """Let few requests read and speak in narrow passes, where those give the bits of wide ones on this machine."""
+    def prove(self) -> None:
+        """Let few requests read and speak in narrow passes, and the plain decoder make them, where that gives the bits
+        of the model's own wide ones on this machine."""
+        plain, tried = plain_decoder(self._model, self._length), []
         for widths, tokens in ((self._readers, CHUNK), (self._widths, 1)):
             most, rng = widths[-1], np.random.default_rng(1)
             ids = torch.tensor(rng.integers(0, self._model.config.vocab_size, (most, tokens)))
             starts = (rng.integers(0, self._length // tokens, most) * tokens).tolist()
-            places = [min(at, self._nowhere) for at in range(most)]
-            want = self._passed(ids, places, starts, most)
+            want = self._tried(ids, starts)
             for width in (256, 128, 64, 32, 16, 8, 4, 2, 1):
                 is_sound = width < most and (width >= _LEAST or tokens > 1)
-                if is_sound and torch.equal(self._passed(ids[:width], places, starts, width), want[:width]):
+                if is_sound and torch.equal(self._tried(ids[:width], starts[:width]), want[:width]):
                     widths.insert(0, width)
+            tried += [(ids[:width], starts[:width], want[:width]) for width in widths]
+        if plain is not None:
+            self._plain = plain
+            if not all(torch.equal(self._tried(ids, starts), want) for ids, starts, want in tried):
+                self._plain = None
+
+    def _tried(self, ids: Tensor, starts: list[int]) -> Tensor:
+        width, tokens = ids.shape
+        if tokens == 1:
+            self._cache.speak(starts, width)
+        else:
+            self._cache.read([min(at, self._nowhere) for at in range(width)], starts, tokens, width)
+        return self.forward(ids, is_reading=tokens > 1)
 
     def read(self, generations: Sequence[Generation]) -> None:
         """One pass: a chunk of up to eight prompts, all but the last token of each, into the cache."""
@@ -114,26 +126,31 @@ class Passes:
             ids[row, : len(part)] = torch.tensor(part)
             rows[row], starts[row] = one.place, one.read
             one.read += len(part)
-        self._passed(ids, rows, starts, len(passing))
+        self._cache.read(rows, starts, CHUNK, len(passing))
+        self.forward(ids, is_reading=True)
+
+    def seat(self, one: Generation, slot: int) -> None:
+        """From now on it speaks in that slot."""
+        self._cache.seat(one.place, slot, one.length - 1)
+
+    def move(self, one: Generation, slot: int, other: int) -> None:
+        """It speaks in another slot."""
+        self._cache.move(slot, other, one.length - 1)
 
     def speak(self, speaking: Sequence[Generation]) -> Any:
-        """One pass: logits of each one's next token, [speaking, vocabulary], in double precision."""
-        spare = next(width for width in self._widths if width >= len(speaking)) - len(speaking)
+        """One pass: logits of the next token of those in slot 0 and on, [speaking, vocabulary], in double precision."""
+        width = next(width for width in self._widths if width >= len(speaking))
+        ids = torch.zeros(width, 1, dtype=torch.long)
         last = [one.sampled[-1] if one.sampled else one.request.ids[-1] for one in speaking]
-        rows, starts = [one.place for one in speaking], [one.length - 1 for one in speaking]
-        ids = torch.tensor([*last, *[0] * spare])[:, None]
-        nothing = [self._nowhere] * spare
-        logits = self._passed(ids, [*rows, *nothing], [*starts, *[0] * spare], len(speaking))[:, 0]
-        return logits[: len(speaking)].double().numpy()
-
-    def _passed(self, ids: Tensor, rows: list[int], starts: list[int], count: int) -> Tensor:
-        width, tokens = ids.shape
-        self._cache.place(rows[:width], starts[:width], tokens, count)
-        return self.forward(ids, is_reading=True) if tokens > 1 else self.forward(ids)
+        ids[: len(last), 0] = torch.tensor(last)
+        self._cache.speak([one.length - 1 for one in speaking], width)
+        return self.forward(ids)[: len(speaking), 0].double().numpy()
 
     def forward(self, ids: Tensor, is_reading: bool = False) -> Tensor:
         """The model over the cache's rows and positions of now."""
-        inner = self._model.model if is_reading else self._model  # reading needs no logits
+        if self._plain is not None:
+            return self._plain(ids, self._cache, is_reading)
+        inner = self._model.base_model if is_reading else self._model  # reading needs no logits
         out = inner(
             input_ids=ids, attention_mask=self._mask, position_ids=self._cache.positions,
             past_key_values=self._cache, use_cache=True,
@@ -141,9 +158,15 @@ class Passes:
         logits: Tensor = out.last_hidden_state if is_reading else out.logits
         return logits
 
+    def recomputed(self, ids: Sequence[int], count: int) -> Any:
+        """Log-probabilities of the last `count` tokens by one call of the model as it is, without our cache."""
+        logits = self._model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0, -count - 1 : -1]
+        return torch.log_softmax(logits, -1)[torch.arange(count), torch.tensor(list(ids[-count:]))].numpy()
+
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Other weights."""
+        """Other weights: nothing that was read is worth anything."""
         self._model.load_state_dict(weights)
+        self._cache.clear()
 
     def require_fitting(self, weights: Mapping[str, Tensor]) -> None:
         """UsageError unless they have this model's names and shapes."""
@@ -162,6 +185,7 @@ def _with_own_attention(model: Any) -> Any:
 
     def attend(module: Any, query: Tensor, key: Any, value: Any, mask: Any, **options: Any) -> tuple[Tensor, None]:
         if isinstance(key, Rows):
+            _require_plain(options, key.keys.shape[2])
             return key.attend(query, options.get("scaling")), None
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
         return plain
@@ -170,3 +194,15 @@ def _with_own_attention(model: Any) -> Any:
     AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
     model.set_attn_implementation(_ATTENTION)
     return model
+
+
+def _require_plain(options: Mapping[str, Any], length: int) -> None:
+    window = options.get("sliding_window")
+    if window is not None and window < length:
+        raise UsageError(
+            f"model: its attention looks back {window} tokens (sliding_window), expected full attention: set "
+            f"max_context to at most {window}, or take another model"
+        )
+    for name in ("softcap", "s_aux"):
+        if options.get(name) is not None:
+            raise UsageError(f"model: its attention has {name}, expected full attention without it: take another model")

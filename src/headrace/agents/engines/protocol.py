@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headrace.agents.chat_template import Message
 from headrace.agents.codec import Codec
@@ -34,6 +34,13 @@ class Request:
     temperature: float = 1.0
     messages: Sequence[Message] = ()  # for engines that take text only
     tools: Sequence[Mapping[str, Any]] = ()  # for these too
+    top_p: float = 1.0  # 1: all tokens
+    top_k: int = 0  # 0 or -1: all tokens
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether unlikely tokens are not drawn at all."""
+        return self.top_p < 1 or self.top_k > 0
 
     @property
     def session(self) -> str:
@@ -115,6 +122,14 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Let go of everything; may be called twice."""
+
+
+@runtime_checkable
+class Draining(Protocol):
+    """An engine that plans ahead, if it knows how much is to come."""
+
+    def drain(self, is_last: bool) -> None:
+        """Whether no more episodes begin: then the slowest of those that are live decides when all is over."""
 
 
 def answers_of(futures: Sequence[Future[Completion]]) -> list[Completion | EpisodeError]:

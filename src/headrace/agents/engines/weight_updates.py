@@ -20,6 +20,7 @@ from headrace.agents.records import ENGINE, EpisodeError
 from headrace.errors import UsageError
 
 VERSION_HEADER = "X-Weights-Version"
+_MOST_VERSION = (1 << 31) - 1  # records hold 32 bits
 Package = bytes | str  # a safetensors file's bytes, or a path at the server
 
 
@@ -110,7 +111,11 @@ def token_versions(reply: Any, count: int, known: int) -> list[int]:
     if told is None:
         one = reply.get("weights_version")
         told = [known if one is None else one] * count
-    if not isinstance(told, list) or len(told) < count or any(type(one) is not int or one < 0 for one in told):
+    if (
+        not isinstance(told, list)
+        or len(told) < count
+        or any(type(one) is not int or not 0 <= one <= _MOST_VERSION for one in told)
+    ):
         raise EpisodeError(ENGINE, f"versions of {count} tokens: expected a whole number each, got {str(told)[:120]}")
     return told[:count]
 

@@ -211,7 +211,10 @@ def parsed_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """name(arguments) with literals, or {"name": ..., "arguments": {...}}; ValueError says what is wrong."""
     text = text.strip()
     if text.startswith("{"):
-        returned = json.loads(text)
+        try:
+            returned = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
         if (
             not isinstance(returned, dict)
             or not isinstance(returned.get("arguments", {}), dict)

@@ -8,7 +8,8 @@ of the data set always means the same task. The trainer's weights are published 
 failed is played again under the next numbers of a reserve; training on made-up zeros is not an option.
 
 headrace samples, so the trainer's sampling settings are not used. Its temperature scales the log-probabilities that it
-learns from: another one than ours is refused. Other settings that differ are named in the log, once.
+learns from: another one than ours is refused. top_p and top_k are compared with Rules, since the log-probabilities here
+are those behind them; what differs is named in the log, once.
 """
 
 from __future__ import annotations
@@ -29,13 +30,7 @@ from headrace.errors import HeadraceError, UsageError
 logger = logging.getLogger(__name__)
 
 _RESERVE = 1_000_003  # the numbers of those that take a group's place are so far apart
-# What holds here, and what else means the same: the whole distribution, as it is.
-_OURS: dict[str, tuple[Any, ...]] = {
-    "top_p": (1.0,),
-    "top_k": (0, -1),
-    "min_p": (0.0,),
-    "repetition_penalty": (1.0,),
-}
+_NOT_DONE = {"min_p": 0.0, "repetition_penalty": 1.0}  # the values that change nothing
 _PROMPT = re.compile(r"headrace group (\d+)")
 
 
@@ -92,15 +87,21 @@ def trl_rollout_func(rollouts: AgentRollouts, spare: int = 8) -> Callable[[list[
 def sampling_differences(rollouts: AgentRollouts, trainer: Any) -> list[str]:
     """The trainer's settings that sampling here does not follow, each with what holds instead."""
     found = []
-    for name, ours in _OURS.items():
+    of_tags = _rules(rollouts)
+    for name in ("top_p", "top_k"):
+        theirs, ours = _setting(trainer, name), {tag: getattr(rules, name) for tag, rules in of_tags.items()}
+        odd = [tag for tag, one in ours.items() if theirs is not None and max(one, 0) != max(theirs, 0)]
+        if odd:
+            found.append(f"the trainer's {name} is {theirs!r}, {odd[0]} samples with {name} = {ours[odd[0]]!r}")
+    for name, neutral in _NOT_DONE.items():
         theirs = _setting(trainer, name)
-        if theirs is not None and theirs not in ours:
-            found.append(f"the trainer's {name} is {theirs!r}, headrace samples with {name} = {ours[0]!r}")
+        if theirs is not None and theirs != neutral:
+            found.append(f"the trainer's {name} is {theirs!r}, headrace samples with {name} = {neutral!r}")
     given = _setting(trainer, "generation_kwargs")
     if given:
         found.append(f"the trainer's generation_kwargs {given!r} are not used, headrace samples itself")
     most = _setting(trainer, "max_completion_length")
-    for tag, rules in _rules(rollouts).items():
+    for tag, rules in of_tags.items():
         if most is not None and rules.max_tokens > most:
             found.append(f"the trainer's max_completion_length is {most}, {tag} has max_tokens = {rules.max_tokens}")
     return found

@@ -41,17 +41,23 @@ class GymnasiumVector:
         env_indices: Sequence[int],
         seed_of: Callable[[int, int], int],
         note: CrashNote | None = None,
+        name: str = "",
+        is_seeded: bool = False,
     ) -> None:
-        mode = envs.metadata.get("autoreset_mode")
-        if not isinstance(mode, AutoresetMode):
+        """`is_seeded`: it got its seeds when it was made."""
+        self._name, mode = name or type(envs).__name__, envs.metadata.get("autoreset_mode")
+        try:
+            if not isinstance(mode, AutoresetMode):
+                raise EnvError(
+                    f"{self._name}: expected an AutoresetMode in metadata['autoreset_mode'], got {mode!r}; see "
+                    f"gymnasium.vector.AutoresetMode"
+                )
+            self.observation_space = describe_observation(envs.single_observation_space, self._name)
+            self.action_space = describe_action(envs.single_action_space, self._name)
+        except BaseException:
             envs.close()
-            raise EnvError(
-                f"{type(envs).__name__}: expected an AutoresetMode in metadata['autoreset_mode'], got {mode!r}"
-            )
-        where = envs.spec.id if envs.spec is not None else type(envs).__name__
-        self.num_envs = envs.num_envs
-        self.observation_space = describe_observation(envs.single_observation_space, where)
-        self.action_space = describe_action(envs.single_action_space, where)
+            raise
+        self.num_envs, self._is_seeded = envs.num_envs, is_seeded
         self.skips_rows = mode is AutoresetMode.NEXT_STEP
         self._mode = mode
         self._envs: Any = envs  # Gymnasium's annotations know one int as seed; its code takes a list, and None in it
@@ -66,6 +72,9 @@ class GymnasiumVector:
 
     def begin(self, first: Leaves) -> None:
         """Reset all, each with its own leaf of the seed tree; a pool that takes one number gets its first one's."""
+        if self._is_seeded:
+            _write(self._reset(), first)
+            return
         seeds = [self._seed_of(index, 0) for index in self._indices]
         try:
             obs = self._reset(seed=seeds)
@@ -81,7 +90,7 @@ class GymnasiumVector:
     def restore(self, live: Sequence[LiveEpisode], first: Leaves, clamp: Clamp | None = None) -> Sequence[int]:
         """Refused: a pool that resets itself can't be put back into an episode."""
         raise ReplayError(
-            f"{type(self._envs).__name__} is class B (it resets itself): recovery and resume of live episodes are not "
+            f"{self._name} is class B (it resets itself): recovery and resume of live episodes are not "
             f"possible; pass the single environment (an id or a factory without num_envs) to get them, or load the "
             f"weights alone (PPO.load(..., weights_only=True))"
         )
@@ -94,7 +103,7 @@ class GymnasiumVector:
         self._note[DOING] = STEP
         returns, n = self._returns, self.num_envs
         try:
-            obs, reward, terminated, truncated, infos = self._envs.step(self._as_sent(row.action))
+            obs, reward, terminated, truncated, infos = self._envs.step(np.array(self._as_sent(row.action)))
         except BaseException as error:
             raise self._somewhere(error) from error
         row.valid[:] = ~self._resetting

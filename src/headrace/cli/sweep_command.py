@@ -1,0 +1,145 @@
+"""`headrace sweep ENV`: throughput against the number of environments, and where it stops growing.
+
+B = 1, 4, 16 ... --> environments alone · policy alone (CPU, emulated accelerator) · both (what a collector does)
+                 --> a table with errors, the knee of every curve and why it is there · --json FILE · --plot FILE
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from headrace.cli.options import env_kwargs, parse, translate
+from headrace.cli.printing import passing
+from headrace.cli.writing import write_answer
+from headrace.errors import UsageError
+from headrace.planning.sweep import Curve, Point, curve_of, explained
+
+if TYPE_CHECKING:
+    from headrace.build import Parts
+    from headrace.envs.spec import EnvSpec
+
+_BUDGET_S = 0.15  # of every repetition
+_ROLLOUT = 2048  # steps of a rollout that is collected for a repetition
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Measure steps per second against the number of environments, and find the knee."""
+
+    env: Annotated[str, tyro.conf.Positional]
+    """A Gymnasium id, envpool:ID, or module:attribute."""
+    n_envs: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = (1, 4, 16, 64, 256, 1024)
+    """Batch sizes: how many environments are stepped together."""
+    workers: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = ()
+    """Worker processes to try as well, as in 1 2 4; without it everything runs in this process."""
+    policy: str = "auto"
+    """MlpPolicy, CnnPolicy, MultiInputPolicy or auto."""
+    accelerator: str = "emulated:2ms+5us"
+    """A device to measure the policy on beside the CPU; emulated: time of a batch and of each row."""
+    repetitions: int = 5
+    """Of every measurement; the table shows the median and the standard error."""
+    env_kwargs: str = "{}"
+    """Keyword arguments of the environment, as JSON."""
+    wrappers: tuple[str, ...] = ()
+    """Wrappers as module:attribute, the last one outermost; a wrapper's arguments follow it as JSON, in quotes."""
+    seed: int = 1
+    """Of environments and policy."""
+    json: Path | None = None
+    """Write every number here."""
+    plot: Path | None = None
+    """Draw the curves, as a PNG (needs matplotlib)."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    options = parse(SweepOptions, translate(argv), "sweep")
+    for name in ("n_envs", "workers"):
+        if any(one < 1 for one in getattr(options, name)) or (name == "n_envs" and not options.n_envs):
+            raise UsageError(f"--{name.replace('_', '-')}: expected numbers of at least 1, as in 1 4 16")
+    if options.repetitions < 1:
+        raise UsageError(f"--repetitions: expected at least 1, got {options.repetitions}")
+    from headrace.cli.own_modules import find_own_modules
+    from headrace.envs.spec import EnvSpec
+
+    spec = EnvSpec(options.env, env_kwargs(options.env_kwargs), options.wrappers)
+    find_own_modules(spec.encode())
+    curves = _measured(options, spec)
+    passing("")
+    print(_table(curves))
+    for curve in curves:
+        print(f"{curve.name}: {explained(curve)}")
+    if options.json is not None:
+        found = [asdict(curve) | {"gain": curve.gain, "explained": explained(curve)} for curve in curves]
+        write_answer(
+            "--json", options.json, (json.dumps({"env": options.env, "curves": found}, indent=1) + "\n").encode()
+        )
+    if options.plot is not None:
+        from headrace.views.sweep_figure import draw_sweep
+
+        write_answer("--plot", options.plot, draw_sweep(options.env, curves))
+        print(f"plot: {options.plot}")
+    return 0
+
+
+def _measured(options: SweepOptions, spec: EnvSpec) -> list[Curve]:
+    from headrace.launch.sweeping import environment_sps, policy_sps
+
+    found: dict[str, list[Point]] = {}
+    many = options.repetitions
+    devices = {"policy": "cpu"} | (
+        {f"policy on {options.accelerator}": options.accelerator} if options.accelerator else {}
+    )
+    for n_envs in sorted(set(options.n_envs)):
+
+        def note(name: str, rates: tuple[float, ...], n_envs: int = n_envs) -> None:
+            found.setdefault(name, []).append(Point(n_envs, rates))
+
+        passing(f"{n_envs} environments ...")
+        note("environments", environment_sps(spec, options.seed, n_envs, many, _BUDGET_S))
+        parts, rates = _collected(options, spec, n_envs, 0)
+        for name, device in devices.items():
+            passing(f"{n_envs} environments, {name} ...")
+            note(name, policy_sps(parts.module, parts.observation, parts.action, n_envs, many, _BUDGET_S, device))
+        note("both", rates)
+        for workers in (one for one in sorted(set(options.workers)) if one <= n_envs):
+            passing(f"{n_envs} environments, {workers} workers ...")
+            note(f"both, {workers} worker{'s'[: workers > 1]}", _collected(options, spec, n_envs, workers)[1])
+    return [curve_of(name, points) for name, points in found.items()]
+
+
+def _collected(options: SweepOptions, spec: EnvSpec, n_envs: int, workers: int) -> tuple[Parts, tuple[float, ...]]:
+    """Steps per second of collecting, environments and policy together; and what was collected with."""
+    from headrace.api.collector import Collector
+    from headrace.clock import now_s
+
+    place: dict[str, Any] = {"topology": "processes", "workers": workers} if workers else {"topology": "inline"}
+    n_steps, rates = max(8, -(-_ROLLOUT // n_envs)), []
+    with Collector(spec, options.policy, n_envs, n_steps, options.seed, inference="local", **place) as rollouts:
+        next(rollouts)
+        for _ in range(options.repetitions):
+            before, steps = now_s(), 0
+            while now_s() - before < _BUDGET_S:
+                steps += next(rollouts).steps
+            rates.append(steps / (now_s() - before))
+        return rollouts.parts, tuple(rates)
+
+
+def _table(curves: list[Curve]) -> str:
+    """A row for every B, a column for every curve; the knee is marked."""
+    sizes = sorted({point.batch for curve in curves for point in curve.points})
+    cells = [["B", *(curve.name for curve in curves)]]
+    for size in sizes:
+        row = [f"{size:,}"]
+        for curve in curves:
+            point = next((one for one in curve.points if one.batch == size), None)
+            mark = " *" if curve.knee == size else "  "
+            row.append("" if point is None else f"{point.typical:,.0f} +- {point.error:,.0f}{mark}")
+        cells.append(row)
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    return "\n".join([*lines, "steps per second, median +- standard error; * the knee", ""])

@@ -1,0 +1,98 @@
+"""Why an environment could not be made, and what to install or write instead: for the error's one line.
+
+    what was raised ──reason──> its type and words; without words, the line that raised it
+    an id, what was raised ──hint──> the package that brings it, a newer version of it, or what is spelled like it
+
+Packages are known by the beginning of the ids that they register. Imports none of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium as gym
+
+# Beginning of an id: (the module that registers it, what to install)
+_PACKAGES = {
+    "ALE/": ("ale_py", "'headrace[atari]'"),
+    "Adroit": ("gymnasium_robotics", "gymnasium-robotics"),
+    "AntMaze": ("gymnasium_robotics", "gymnasium-robotics"),
+    "BabyAI-": ("minigrid", "minigrid"),
+    "Fetch": ("gymnasium_robotics", "gymnasium-robotics"),
+    "FrankaKitchen": ("gymnasium_robotics", "gymnasium-robotics"),
+    "Hand": ("gymnasium_robotics", "gymnasium-robotics"),
+    "MiniGrid-": ("minigrid", "minigrid"),
+    "MiniWorld-": ("miniworld", "miniworld"),
+    "PointMaze": ("gymnasium_robotics", "gymnasium-robotics"),
+    "dm_control/": ("shimmy", "'shimmy[dm-control]'"),
+    "highway": ("highway_env", "highway-env"),
+    "procgen": ("procgen", "procgen"),
+}
+_INSTALL = dict(_PACKAGES.values())
+
+
+def reason(error: BaseException) -> str:
+    """What was raised, in words."""
+    text = str(error).partition(" was raised from the environment creator for ")[0]  # gymnasium.make repeats the rest
+    if text:
+        return f"{type(error).__name__}: {text}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return type(error).__name__
+    last = frames[-1]
+    return f"{type(error).__name__} without a message, from `{last.line}` ({Path(last.filename).name}:{last.lineno})"
+
+
+def hint(env: str, error: BaseException) -> str:
+    """What to do about an environment that could not be made, to follow what was raised; empty if nothing is known."""
+    newer = _newest(env)
+    if newer is not None:
+        return f"; {newer} is its newest version"
+    if any("pip install" in str(one) for one in _chain(error)):
+        return ""
+    missing = next((one.name for one in _chain(error) if isinstance(one, ModuleNotFoundError) and one.name), None)
+    return f"; {to_install(missing)}" if missing else ""
+
+
+def to_install(module: str) -> str:
+    """How to get a module that is not there."""
+    top = module.partition(".")[0]
+    if top in _INSTALL:
+        return f"pip install {_INSTALL[top]}"
+    return f"install the package that brings it, often: pip install {top.replace('_', '-')}"
+
+
+def unknown(env_id: str) -> str:
+    """What to do about an id that nothing has registered."""
+    for beginning, (module, package) in _PACKAGES.items():
+        if env_id.startswith(beginning):
+            return f"{module} registers it: pip install {package}, and write {module}:{env_id}"
+    if re.search(r"NoFrameskip-v\d|Deterministic-v\d|-ramD?", env_id):
+        return f"an Atari id without a namespace? pip install {_INSTALL['ale_py']}, and write ale_py:{env_id}"
+    close = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.4)
+    guess = f"did you mean {' or '.join(close)}?" if close else "see gymnasium.pprint_registry()"
+    return f"{guess} (a Gymnasium id, module:id for one that a package registers, or module:attribute for your own)"
+
+
+def _newest(env: str) -> str | None:
+    """A later version of an id that is registered."""
+    found = re.fullmatch(r"(.+)-v(\d+)", env)
+    if found is None or env not in gym.registry:
+        return None
+    name, version = found[1], int(found[2])
+    versions = [entry.version for entry in gym.registry.values() if entry.version is not None
+                and entry.id == f"{name}-v{entry.version}"]  # fmt: skip
+    return f"{name}-v{max(versions)}" if versions and max(versions) > version else None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it was raised for."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,1 @@
+"""Rollouts as files for other tools: Parquet and Minari."""

@@ -1,0 +1,201 @@
+"""An inference server: a process that runs the policy for the actors of many shards, in one batch.
+
+    slots that ask ──Batching──> gathered [N, ...] ──the policy, on tiles──> actions, version ──> their slots
+
+It acts with the same code as local inference, so a row's action has the same bits. The version is what the request
+names; a request that leaves it open, or names one that is gone, is answered with the newest. What the policy raises for
+a batch is tried again for each shard alone and goes to the shard that it was raised for. It keeps no state of its own:
+killed at any moment, another one finds the same requests. Does not know environments, slabs or who asks.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.clock import now_s
+from headrace.inference.batching import Batching, BatchLimits
+from headrace.inference.device_names import Device
+from headrace.inference.devices import inference_on
+from headrace.inference.slots import (
+    BELL,
+    LATEST,
+    SERVER_SLEEPS,
+    Slots,
+    SlotsPlan,
+    answer,
+    look,
+)
+from headrace.memory.allocator import keep_freed_memory
+from headrace.memory.atomics import load_acquire
+from headrace.memory.schema import STATE, state_leaf
+from headrace.memory.segment import SharedSegment
+from headrace.memory.spaces import empty_leaves, shape_of
+from headrace.memory.waiting import SLICE_S, Futex, Spin, say
+from headrace.plain_text import MAX_MESSAGE, message_of, shortened
+from headrace.policies.policy import Module
+from headrace.runtime.failures import report
+from headrace.runtime.line import Line
+from headrace.runtime.stacks import keep_notes
+from headrace.weights.flat import FlatParameters
+from headrace.weights.store import Replica, WeightStore
+
+Array = npt.NDArray[Any]
+READY, WORKED, FAILED = b"R", b"W", b"F"
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """All that a server process needs, sent to it once."""
+
+    number: int
+    slots: SlotsPlan
+    slots_segment: str
+    module: Module
+    tile: int
+    limits: BatchLimits
+    store_segment: str
+    store_size: int
+    store_capacity: int
+    notes_segment: str
+    device: Device | None = None  # the CPU
+    turns: tuple[int, ...] = ()  # of every shard, if workers take turns with theirs
+
+
+def run_server(line: Line, plan: ServerPlan) -> None:
+    """A server's life: until it is killed. It has nothing to close."""
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    try:
+        keep_notes((), plan.notes_segment, plan.number)
+        slots = Slots(plan.slots, SharedSegment.attach(plan.slots_segment))
+        segment = SharedSegment.attach(plan.store_segment)
+        server = Server(plan, slots, WeightStore(plan.store_size, plan.store_capacity, segment, create=False))
+        line.send(READY)
+        while not server.look():
+            server.wait()
+        line.send(WORKED)
+        while True:
+            if not server.look():
+                server.wait()
+    except BaseException as error:
+        line.send(FAILED + report(error))
+
+
+class Server:
+    """One replica of the policy, and the slots that it answers."""
+
+    def __init__(self, plan: ServerPlan, slots: Slots, store: WeightStore) -> None:
+        flat = FlatParameters(plan.module)
+        layout, shards = plan.slots, plan.slots.shards_of(plan.number)
+        self._slots, self._words = [slots.slots[shard] for shard in shards], slots.words
+        self._store, self._replica = store, Replica(flat)
+        self.inference = inference_on(plan.device, self._replica, layout.observation, layout.action, plan.tile)
+        rows = [layout.shard_sizes[shard] for shard in shards]
+        turns = [plan.turns[shard] for shard in shards] if plan.turns else None
+        self._batching = Batching(rows, plan.limits, turns)
+        self._rows = rows
+        self._obs = empty_leaves(layout.observation, sum(rows)) | state_leaf(layout.state_size, sum(rows))
+        self._noise = np.empty((sum(rows), layout.noise_width), np.float32)
+        self._action = np.empty((sum(rows), *shape_of(layout.action)), layout.action.dtype)
+        self._seen = np.array([(slot.at, 0) for slot in self._slots])
+        self._news = np.zeros((len(rows), 4), np.int64)
+        self._numbers, self._wanted = [0] * len(rows), [0] * len(rows)  # of the requests that were seen last
+        self._at = self._slots[0].bell
+        self._bell, self._spin = Futex(self._words, self._at + BELL), Spin()
+
+    def look(self) -> bool:
+        """Take note of who asks, now or within a spin, and answer a batch if one is due; whether one was."""
+        wait_s = self._batching.wait_s
+        found = look(self._words, self._at, self._seen, self._news, 0 if wait_s == 0.0 else self._spin.loops)
+        if found <= 0 and wait_s is None:  # how long a batch waits for others says nothing of the cores
+            self._spin.paid(found < 0)
+        if found in (1, -1):
+            i, number, wanted, is_last = self._news[0].tolist()
+            if self._batching.is_alone(i, is_last != 0):
+                self._numbers[i], self._wanted[i] = number, wanted
+                self._serve((i,))
+                return True
+        self._note(found)
+        batch = self._batching.due(now_s())
+        if batch:
+            self._serve(batch)
+        return bool(batch)
+
+    def wait(self) -> None:
+        """Sleep until somebody asks, the batch is due, or a slice of time is over."""
+        say(self._words, self._at + SERVER_SLEEPS, 1)
+        rung = load_acquire(self._words, self._at + BELL)
+        found = look(self._words, self._at, self._seen, self._news, 0)
+        self._note(found)
+        if not found:
+            left_s = self._batching.wait_s
+            self._bell.wait(rung, SLICE_S if left_s is None else min(left_s, SLICE_S))
+        say(self._words, self._at + SERVER_SLEEPS, 0)
+
+    def _note(self, found: int) -> None:
+        """Hand so many new requests on; negative if a spin was needed to see them."""
+        if found:
+            now = now_s()
+            for i, number, wanted, is_last in self._news[: abs(found)].tolist():
+                self._numbers[i], self._wanted[i] = number, wanted
+                self._batching.asked(i, wanted, now, is_last != 0)
+
+    def _serve(self, batch: Sequence[int]) -> None:
+        version = self._version(self._wanted[batch[0]])
+        try:
+            self._act(batch)
+        except Exception as error:
+            for i in batch if len(batch) > 1 else ():
+                self._serve((i,))
+            if len(batch) == 1:
+                self._fail(batch[0], error)
+            return
+        now = now_s()
+        for i in batch:
+            self._batching.answered(i, now)
+            self._answer(i, version)
+
+    def _act(self, batch: Sequence[int]) -> None:
+        """Gather, act, hand out."""
+        if len(batch) == 1 and STATE not in self._obs:  # a state is written in its place: a request stays as it is
+            slot = self._slots[batch[0]]
+            self.inference.act(slot.obs, slot.noise, slot.action)
+            return
+        stop = 0
+        for i in batch:
+            slot, start, stop = self._slots[i], stop, stop + self._rows[i]
+            for name, leaf in slot.obs.items():
+                self._obs[name][start:stop] = leaf
+            self._noise[start:stop] = slot.noise
+        obs = {name: leaf[:stop] for name, leaf in self._obs.items()}
+        self.inference.act(obs, self._noise[:stop], self._action[:stop])
+        stop = 0
+        for i in batch:
+            start, stop = stop, stop + self._rows[i]
+            self._slots[i].action[...] = self._action[start:stop]
+            if (after := self._slots[i].state_after) is not None:
+                after[...] = self._obs[STATE][start:stop]
+
+    def _version(self, wanted: int) -> int:
+        if wanted == LATEST or not self._replica.try_load(self._store, wanted):
+            return self._replica.load_latest(self._store)
+        return wanted
+
+    def _fail(self, i: int, error: Exception) -> None:
+        first = message_of(error).partition("\n")[0]
+        text = f"{type(error).__name__}: {first}\n{''.join(traceback.format_exception(error))}"
+        data = shortened(text, MAX_MESSAGE).encode(errors="replace")[: len(self._slots[i].error)]
+        self._slots[i].error[: len(data)] = data
+        self._answer(i, 0, len(data))
+
+    def _answer(self, i: int, version: int, error_bytes: int = 0) -> None:
+        slot = self._slots[i]
+        if answer(self._words, slot.at, self._numbers[i], version, error_bytes):
+            slot.answers.wake()

@@ -1,0 +1,169 @@
+"""The slots: where actors ask an inference server, and where it answers. One slot per shard, in one shared segment.
+
+    [ server 0: bell | beat ] [ server 1 ... ]  [ slot 0: request | reply | observations | noise | actions | error ] ...
+
+    actor:  observations, noise, wanted version -> REQUEST = number (release) -> bell -> waits for REPLY == number
+    server: REQUEST (acquire) != REPLY -> gathers, acts -> actions, version -> REPLY = number (release)
+
+One writer per word: the request line is the actor's, the reply line the server's. The bell holds the number of a
+request that rang it; any change of it makes the server look at its slots, so it does not matter whose number stays. A
+number is made of the fence of the lease and the row. It is never used twice, so an actor takes no answer that was meant
+for a dead one. What was asked stays here until it is answered: a server that takes another's place finds it. Answers
+are not written into slabs: a server that was stopped and goes on could write into another rollout. What a recurrent
+policy remembers goes in with the observations and comes out beside the actions, in memory of its own: so a request that
+is answered twice is answered alike.
+Knows no processes and no policy; imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.compiler import compiled
+from headrace.memory.atomics import fence, load_acquire, store_release
+from headrace.memory.schema import ALIGNMENT, STATE
+from headrace.memory.segment import Segment
+from headrace.memory.spaces import Leaves, ObservationSpace, Space, leaves_of, shape_of
+from headrace.memory.waiting import Futex, spin_until, spin_while
+
+Array = npt.NDArray[Any]
+
+LATEST = -1  # in the place of a wanted version: the server's choice
+_LINE = ALIGNMENT // 8  # words
+BELL, SERVER_SLEEPS, BEAT = 0, 1, _LINE  # words of a server's two lines
+REQUEST, WANTED, IS_LAST, ACTOR_SLEEPS = 0, 1, 2, 3  # words of a slot: the actor's line,
+REPLY, VERSION, ERROR_BYTES = _LINE, _LINE + 1, _LINE + 2  # and the server's
+_ERROR_ROOM = 1 << 14
+WAKE = -1  # instead of an answer
+
+
+@dataclass(frozen=True)
+class SlotsPlan:
+    """What both sides build the same view of the memory from."""
+
+    shard_sizes: tuple[int, ...]
+    observation: ObservationSpace
+    action: Space
+    noise_width: int
+    num_servers: int
+    state_size: int = 0  # what a recurrent policy remembers of an environment
+
+    def shards_of(self, server: int) -> range:
+        """The shards that ask a server."""
+        return range(server, len(self.shard_sizes), self.num_servers)
+
+
+class Slot:
+    """One shard's: views of its memory. `at` is where its words begin."""
+
+    def __init__(self, plan: SlotsPlan, shard: int, words: Array, buffer: memoryview, start: int) -> None:
+        n_envs = plan.shard_sizes[shard]
+        self.at, self.bell = start // 8, 2 * _LINE * (shard % plan.num_servers)
+        self.rings, self.answers = Futex(words, self.bell + BELL), Futex(words, self.at + REPLY)
+        position = start + 2 * ALIGNMENT
+        arrays: dict[str, Array] = {}
+        for name, shape, dtype in _arrays(plan, n_envs):
+            arrays[name] = np.ndarray(shape, dtype, buffer, position)
+            position += _lines(arrays[name].nbytes)
+        self.noise, self.action, error = arrays.pop("noise"), arrays.pop("action"), arrays.pop("error")
+        self.error = error.data
+        self.state_after: Array | None = arrays.pop("state after", None)
+        self.obs: Leaves = {name.removeprefix("obs "): array for name, array in arrays.items()}
+
+
+class Slots:
+    """All slots of a run."""
+
+    def __init__(self, plan: SlotsPlan, segment: Segment) -> None:
+        self.segment = segment
+        self.words: Array = np.frombuffer(segment.buffer, np.int64)
+        self.slots: list[Slot] = []
+        start = 2 * ALIGNMENT * plan.num_servers
+        for shard, n_envs in enumerate(plan.shard_sizes):
+            self.slots.append(Slot(plan, shard, self.words, segment.buffer, start))
+            start += _slot_bytes(plan, n_envs)
+
+    def beat_of(self, server: int) -> int:
+        """A number that changes while a server lives."""
+        return int(self.words[2 * _LINE * server + BEAT])
+
+
+def slots_bytes(plan: SlotsPlan) -> int:
+    """Of all slots."""
+    return 2 * ALIGNMENT * plan.num_servers + sum(_slot_bytes(plan, n_envs) for n_envs in plan.shard_sizes)
+
+
+@compiled
+def ask(words: Array, at: int, bell: int, number: int, wanted: int, is_last: int, loops: int) -> int:
+    """The actor's words, last of all; then a spin. WAKE if the server sleeps, else whether the answer is there."""
+    words[at + WANTED] = wanted
+    words[at + IS_LAST] = is_last
+    store_release(words, at + REQUEST, number)
+    store_release(words, bell + BELL, number)
+    fence()  # the bell is rung before it is seen who sleeps
+    if load_acquire(words, bell + SERVER_SLEEPS):
+        return WAKE
+    return int(spin_until(words, at + REPLY, number, loops))
+
+
+@compiled
+def answer(words: Array, at: int, number: int, version: int, error_bytes: int) -> int:
+    """The server's words, last of all; whether the actor sleeps and has to be woken."""
+    words[at + VERSION] = version
+    words[at + ERROR_BYTES] = error_bytes
+    store_release(words, at + REPLY, number)
+    fence()
+    return load_acquire(words, at + ACTOR_SLEEPS)
+
+
+@compiled
+def look(words: Array, bell: int, slots: Array, news: Array, loops: int) -> int:
+    """Look at all slots of a server, and again if the bell rings within a spin. How many requests are new, negative if
+    they came with the spin. `slots` has a row (its place, the last number that was seen) per slot; a new request
+    becomes a row (slot, number, wanted version, is it the last of its rollout) of `news`."""
+    words[bell + BEAT] += 1
+    rung = load_acquire(words, bell + BELL)  # before the look: what comes later changes it
+    count = _new(words, slots, news)
+    if count == 0 and spin_while(words, bell + BELL, rung, loops):
+        return -_new(words, slots, news)
+    return count
+
+
+@compiled
+def _new(words: Array, slots: Array, news: Array) -> int:
+    count = 0
+    for i in range(len(slots)):
+        at, seen = slots[i]
+        number = load_acquire(words, at + REQUEST)
+        if number not in (seen, words[at + REPLY]):
+            slots[i, 1] = number
+            news[count, 0], news[count, 1] = i, number
+            news[count, 2], news[count, 3] = words[at + WANTED], words[at + IS_LAST]
+            count += 1
+    return count
+
+
+def _arrays(plan: SlotsPlan, n_envs: int) -> Sequence[tuple[str, tuple[int, ...], str]]:
+    leaves = leaves_of(plan.observation).items()
+    return [
+        *((f"obs {name}", (n_envs, *shape_of(leaf)), leaf.dtype) for name, leaf in leaves),
+        ("noise", (n_envs, plan.noise_width), "float32"),
+        ("action", (n_envs, *shape_of(plan.action)), plan.action.dtype),
+        ("error", (_ERROR_ROOM,), "uint8"),
+        *((name, (n_envs, plan.state_size), "float32") for name in (f"obs {STATE}", "state after") if plan.state_size),
+    ]
+
+
+def _slot_bytes(plan: SlotsPlan, n_envs: int) -> int:
+    arrays = _arrays(plan, n_envs)
+    return 2 * ALIGNMENT + sum(_lines(prod(shape) * np.dtype(dtype).itemsize) for _, shape, dtype in arrays)
+
+
+def _lines(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT

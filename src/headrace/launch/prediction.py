@@ -1,0 +1,73 @@
+"""Steps per second before anything is started: what every place would reach, from one short measurement.
+
+    one environment stepped, the policy rehearsed -> Measured --forecasts--> steps/s of inline, threads, processes
+
+The same numbers and the same arithmetic with which `topology=auto` decides (decision). Does not print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headrace.collecting.topology import TopologyConfig
+from headrace.envs.building import first_look
+from headrace.envs.spec import EnvSpec
+from headrace.errors import EnvError
+from headrace.launch.decision import Measured, update_s
+from headrace.launch.measuring import FreeCores, measure
+from headrace.launch.rehearsal import Rehearsal
+from headrace.memory.spaces import ObservationSpace, Space
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a place would reach."""
+
+    topology: str
+    workers: int
+    max_lag: int
+    sps: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was measured, and the spaces it was measured with."""
+
+    measured: Measured
+    observation: ObservationSpace
+    action: Space
+
+
+def look_at(
+    spec: EnvSpec,
+    seed: int,
+    place: TopologyConfig,
+    rehearsed: Callable[[ObservationSpace, Space], Rehearsal],
+) -> Look:
+    """Build one environment, step it for a moment, rehearse policy and update."""
+    free = FreeCores()
+    spec, envs = first_look(spec, seed)
+    try:
+        measured = measure(spec, seed, envs, place.n_envs)
+        if measured is None:
+            raise EnvError(f"{spec.name}: could not be stepped; headrace check {spec.name} shows why")
+        observation, action = envs.observation_space, envs.action_space
+        measured = replace(measured, policy=rehearsed(observation, action))
+        return Look(replace(measured, free_cores=free.seen()), observation, action)
+    finally:
+        envs.close()
+
+
+def forecasts(measured: Measured, place: TopologyConfig, cores: int) -> list[Forecast]:
+    """Of every place on this machine, the fastest one first."""
+    counts = range(1, min(cores, place.n_envs) + 1)
+    places = [("inline", 1, 0)]
+    places += [(kind, count, lag) for kind in ("threads", "processes") for count in counts for lag in (0, 1)]
+    steps = place.n_envs * place.n_steps
+    found = [
+        Forecast(kind, count, lag, steps / update_s(kind, count, measured, replace(place, max_lag=lag), cores))
+        for kind, count, lag in places
+        if kind == "inline" or count > 1 or lag  # one worker in step with the learner is inline with a pipe
+    ]
+    return sorted(found, key=lambda one: -one.sps)

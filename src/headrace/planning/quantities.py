@@ -1,0 +1,52 @@
+"""Bytes, rates and shapes as people write them: 28KB, 10GB, 25Gbit, 84x84x4:uint8. Units are powers of 1,000."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+from headrace.errors import UsageError
+
+_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_QUANTITY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?P<kind>B|bit|b)?(?:/s|ps)?", re.IGNORECASE)
+_SHAPE = re.compile(r"(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>[a-z]+\d*))?")
+_OTHERS = 27  # bytes of a transition beside the observation: an action, a reward, three flags, episode, step
+
+
+def parse_bytes(name: str, text: str) -> float:
+    """Bytes."""
+    found = _QUANTITY.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{name}: expected bytes, as in 28224, 28KB or 10GB, got {text!r}")
+    in_bits = (found["kind"] or "B") in ("bit", "Bit", "BIT", "b")
+    return float(found["number"]) * _UNITS[found["unit"].upper()] / (8 if in_bits else 1)
+
+
+def parse_rate(name: str, text: str) -> float:
+    """Bytes per second, 0 for an empty text."""
+    return parse_bytes(name, text) if text else 0.0
+
+
+def step_bytes(text: str) -> float:
+    """Bytes of a transition with an observation of this shape and dtype; 0 for an empty text."""
+    if not text:
+        return 0.0
+    found = _SHAPE.fullmatch(text.strip())
+    try:
+        assert found is not None
+        size = np.dtype(found["dtype"] or "float32").itemsize
+    except (AssertionError, TypeError) as error:
+        raise UsageError(
+            f"--observation: expected a shape and a dtype, as in 84x84x4:uint8 or 17:float32, got {text!r}"
+        ) from error
+    return float(math.prod(map(int, found["shape"].split("x"))) * size + _OTHERS)
+
+
+def with_unit(number: float, unit: str) -> str:
+    """28.2 MB, 10 GB."""
+    for prefix, factor in reversed(_UNITS.items()):
+        if number >= factor and (factor > 1 or number < 1e3):
+            return f"{number / factor:.3g} {prefix}{unit}"
+    return f"{number:.3g} {unit}"

@@ -1,0 +1,66 @@
+"""What environments of this process have started and not closed, when the process is about to end.
+
+    descendants of this process, in its own process group, no resource tracker ──> SIGTERM, a moment, SIGKILL
+
+The same rule as in a worker (runtime/life): a process that left the group, by a session of its own, is left alone. Only
+for a process that is headrace's as a whole, as a command is: in a user's own process nobody knows whose a child is.
+What a shell had started before it became the command (exec) is not the command's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Collection, Iterator
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from headrace.clock import now_s
+
+_GRACE_S = 1.0  # to end by itself, once it was asked to
+_TRACKERS = ("multiprocessing.resource_tracker", "joblib.externals.loky.backend.resource_tracker")  # end with us
+
+
+def end_spawned(others: Collection[int] = ()) -> list[str]:
+    """End what is left, but for children that are `others`, and theirs; returns what it was, in words."""
+    ended, handles = [], []
+    modules: list[Any] = [sys.modules[name] for name in _TRACKERS if name in sys.modules]
+    trackers = [module._resource_tracker._pid for module in modules]
+    for pid in descendants(os.getpid(), others):
+        with contextlib.suppress(OSError):  # it is gone meanwhile
+            handle = os.pidfd_open(pid)  # from now on nobody else can be meant
+            state, _, group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
+            if state in "ZX" or int(group) != os.getpgrp() or pid in trackers:
+                os.close(handle)
+                continue
+            ended.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()} (process {pid})")
+            handles.append(handle)
+    _send(handles, signal.SIGTERM)
+    _send(handles, signal.SIGCONT)  # one that stands still could not end
+    waiting, until_s = list(handles), now_s() + _GRACE_S
+    with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: they get no more time
+        while waiting and (gone := wait(waiting, max(0.0, until_s - now_s()))):
+            waiting = [handle for handle in waiting if handle not in gone]
+    _send(waiting, signal.SIGKILL)
+    for handle in handles:
+        os.close(handle)
+    return ended
+
+
+def _send(handles: list[int], number: int) -> None:
+    for handle in handles:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(handle, number)
+
+
+def descendants(pid: int, others: Collection[int] = ()) -> Iterator[int]:
+    """Children of every thread of a process, and theirs; not `others`."""
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for child in map(int, file.read_text().split()):
+                if child not in others:
+                    yield child
+                    yield from descendants(child, others)

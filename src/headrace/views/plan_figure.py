@@ -1,0 +1,50 @@
+"""The picture of a sizing: supply, demand and link against the number of actors, and where they meet.
+
+Job --curve--> rates --> PNG bytes         drawn on matplotlib's Agg canvas; import this file only to draw
+"""
+
+from __future__ import annotations
+
+import io
+import math
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from headrace.planning.sizing import Job, Sizing, curve
+from headrace.views.figure import LIGHT
+from headrace.views.number_format import compact
+
+
+def draw_plan(job: Job, sizing: Sizing) -> bytes:
+    """One panel."""
+    marks = [sizing.actors, sizing.actors_needed]
+    if math.isfinite(sizing.link_actors):
+        marks.append(min(int(sizing.link_actors), 4 * max(marks)))
+    points = curve(job, max(4, math.ceil(1.25 * max(marks))))
+    actors = [count for count, _ in points]
+    figure = Figure((8, 4.5), dpi=130, facecolor=LIGHT.background, layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(actors, [one.supply for _, one in points], "--", color=LIGHT.first, lw=1.5, label="actors supply")
+    axes.axhline(sizing.rollout_demand, ls="--", lw=1.5, color=LIGHT.second, label="learner demands")
+    if math.isfinite(sizing.link_sps):
+        axes.axhline(sizing.link_sps, ls="--", lw=1.5, color=LIGHT.muted, label="link carries")
+    axes.plot(actors, [one.rate for _, one in points], color=LIGHT.text, lw=2.5, label="rate of the whole")
+    axes.plot([sizing.actors], [sizing.rate], "o", color=LIGHT.text)
+    note = f"{sizing.actors:,} actors: {compact(sizing.rate)} steps/s\nbound by the {sizing.binding}"
+    is_right = sizing.actors > 0.6 * actors[-1]
+    axes.annotate(
+        note, (sizing.actors, sizing.rate), (-10 if is_right else 10, -34), textcoords="offset points",
+        ha="right" if is_right else "left", color=LIGHT.text,
+    )  # fmt: skip
+    axes.set_xlim(0, actors[-1])
+    axes.set_ylim(0, 1.3 * max(sizing.rollout_demand, sizing.rate))
+    axes.set_xlabel("actors", color=LIGHT.muted)
+    axes.set_ylabel("transitions per second", color=LIGHT.muted)
+    axes.yaxis.set_major_formatter(lambda value, _: compact(value))
+    axes.grid(color=LIGHT.grid)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    out = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(out)  # type: ignore[no-untyped-call]
+    return out.getvalue()

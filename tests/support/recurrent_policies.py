@@ -1,0 +1,97 @@
+"""A policy of a user's own that remembers; and batches of one, as acting leaves them, row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace.learning.batch import Batch
+from headrace.memory.spaces import Space
+from headrace.policies.config import PolicyConfig
+from headrace.policies.distributions import distribution_for
+from headrace.policies.networks import VectorEncoder, build_policy
+from headrace.policies.noise import NoiseSpec
+from headrace.policies.policy import Evaluation
+from support.ppo_rows import mixed_batch, shaken, spaces_named
+
+
+class Counting(nn.Module):
+    """A leaky sum of what was seen, with a tower on it; written with the port's three methods alone."""
+
+    largest_tile, state_size = 16, 16
+
+    def __init__(self, observation: Space, action: Space) -> None:
+        super().__init__()
+        self.encode, self.distribution = VectorEncoder(observation), distribution_for(action)
+        self.noise: NoiseSpec = self.distribution.noise
+        self.into = nn.Linear(self.encode.size, self.state_size)
+        self.head = nn.Linear(self.state_size, self.distribution.params + 1)
+
+    def act(self, obs: Tensor, noise: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        out, state = self._outputs(obs, state)
+        return self.distribution.act(out[:, :-1], noise), state
+
+    def evaluate(self, obs: Tensor, actions: Tensor, state: Tensor) -> tuple[Evaluation, Tensor]:
+        out, state = self._outputs(obs, state)
+        return Evaluation(*self.distribution.evaluate(out[:, :-1], actions), out[:, -1]), state
+
+    def value(self, obs: Tensor, state: Tensor) -> Tensor:
+        return self._outputs(obs, state)[0][:, -1]
+
+    def _outputs(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = 0.7 * state + torch.tanh(self.into(self.encode(obs)))
+        return self.head(state), state
+
+
+def counting(observation: Space, action: Space, seed: int = 0) -> Counting:
+    """Initialised from a seed, without leaving a trace in torch's global generator."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Counting(observation, action)
+
+
+def recurrent_policy(name: str, observation: str, action: str, seed: int, **options: Any) -> Any:
+    """A policy with weights that matter; "own" is a user's."""
+    spaces = spaces_named(observation, action)
+    if name == "own":
+        return counting(*spaces, seed)
+    config = PolicyConfig(name, (8,), lstm_hidden_size=8, **options)
+    return shaken(build_policy(config, *spaces, seed), seed)
+
+
+def recurrent_batch(versions: dict[int, Any], version: Any, observation: str, action: Space, seed: int) -> Batch:
+    """A batch before completion, with ends and resets that take a row; actions are drawn from the noise alone."""
+    stand_in = _Uniform(action)
+    batch = mixed_batch(dict.fromkeys(versions, stand_in), version, observation, action, seed, invalid=0.0)
+    for t, env in np.argwhere((batch.terminated | batch.truncated)[:-1]).tolist()[::3]:
+        t += 1  # some sources need a row for a reset
+        batch.valid[t, env] = False
+        batch.terminated[t, env] = batch.truncated[t, env] = False
+    kept = np.isin(batch.final_row, np.flatnonzero(batch.truncated & batch.valid))
+    batch.final_row = batch.final_row[kept]
+    batch.final_leaves = {name: leaf[kept] for name, leaf in batch.final_leaves.items()}
+    size = next(iter(versions.values())).state_size
+    batch.state = np.random.default_rng(seed + 7).normal(size=(batch.n_envs, size)).astype(np.float32)
+    batch.state[::2] = 0.0
+    return batch
+
+
+class _Uniform(nn.Module):
+    largest_tile = 4
+
+    def __init__(self, action: Space) -> None:
+        super().__init__()
+        self.distribution = distribution_for(action)
+        self.noise = self.distribution.noise
+
+    def act(self, obs: Tensor, noise: Tensor) -> Tensor:
+        return self.distribution.act(torch.zeros(len(obs), self.distribution.params), noise)
+
+    def evaluate(self, obs: Tensor, actions: Tensor) -> Evaluation:
+        raise NotImplementedError
+
+    def value(self, obs: Tensor) -> Tensor:
+        raise NotImplementedError

@@ -1,0 +1,46 @@
+"""`headrace sweep`: table, knees, JSON and picture of a small sweep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import main
+
+
+def test_a_small_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer, plot = tmp_path / "sweep.json", tmp_path / "sweep.png"
+    options = ["--n-envs", "1", "8", "--repetitions", "2", "--accelerator", "emulated:20ms+1us"]
+    assert main(["sweep", "CartPole-v1", *options, "--json", str(answer), "--plot", str(plot)]) == 0
+    said = capsys.readouterr().out
+    curves = {curve["name"]: curve for curve in json.loads(answer.read_text())["curves"]}
+    assert list(curves) == ["environments", "policy", "policy on emulated:20ms+1us", "both"]
+    for curve in curves.values():
+        assert [point["batch"] for point in curve["points"]] == [1, 8]
+        assert all(len(point["sps"]) == 2 and min(point["sps"]) > 0 for point in curve["points"])
+        assert f"{curve['name']}: {curve['explained']}" in said
+    device = curves["policy on emulated:20ms+1us"]
+    assert (device["knee"], device["is_still_rising"]) == (8, True)
+    assert max(device["points"][0]["sps"]) <= 1 / 0.020
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_with_a_policy_that_remembers(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--n-envs", "2", "--repetitions", "1", "--policy", "MlpLstmPolicy", "--accelerator", "emulated:1ms+0us"]
+    assert main(["sweep", "CartPole-v1", *options]) == 0
+    assert "policy on emulated:1ms+0us: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--n-envs", "0"], "--n-envs: expected numbers of at least 1"),
+        (["--repetitions", "0"], "--repetitions: expected at least 1"),
+        (["--accelerator", "gpu"], "inference_device: expected cpu, cuda"),
+    ],
+)
+def test_bad_options(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "CartPole-v1", "--n-envs", "1", "--repetitions", "1", *options]) == 2
+    assert said in capsys.readouterr().err

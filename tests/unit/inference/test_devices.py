@@ -1,0 +1,132 @@
+"""Where the policy acts: what may be said, the emulated accelerator's one queue, and the way to a CUDA device and back.
+
+There is no GPU here. The path to one is run on the CPU, where its answers must be local inference's, and on torch's
+meta device, which has no memory: a tensor left on the wrong side raises.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.clock import now_ns
+from headrace.errors import UsageError
+from headrace.inference.device_names import Latency, latency_of
+from headrace.inference.devices import Emulated, OnDevice, TorchDevice, _reserve, open_device
+from headrace.inference.local import LocalInference
+from headrace.memory.segment import SharedSegment
+from headrace.memory.spaces import Box, Discrete, Space, made_up, shape_of
+from headrace.policies.config import PolicyConfig
+from headrace.policies.networks import as_policy, build_policy
+from headrace.weights.flat import FlatParameters
+from headrace.weights.store import Replica, WeightStore
+from support.generators import quick
+
+VECTOR, FRAMES = Box((16,), "float32", (-1.0,) * 16, (1.0,) * 16), Box((36, 36, 1), "uint8", (0.0,), (255.0,))
+FORCE, CHOICE = Box((2,), "float32", (-1.0, -1.0), (1.0, 1.0)), Discrete(5)
+POLICIES = [("MlpPolicy", VECTOR, FORCE), ("MlpPolicy", VECTOR, CHOICE), ("CnnPolicy", FRAMES, CHOICE)]
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("cpu", None),
+        ("cuda", None),
+        ("cuda:1", None),
+        ("emulated:2ms+5us", Latency(2_000_000, 5_000)),
+        ("emulated:0.5ms+0us", Latency(500_000, 0)),
+    ],
+)
+def test_names(said: str, meant: Latency | None) -> None:
+    assert latency_of(said) == meant
+
+
+@pytest.mark.parametrize(
+    "said", ["gpu", "", "cuda:", "cuda:x", "CPU", "emulated", "emulated:2ms", "emulated:2+5", "emulated:60s+1us"]
+)
+def test_other_names_are_refused(said: str) -> None:
+    with pytest.raises(UsageError, match=r"^inference_device: expected .*got "):
+        latency_of(said)
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="inference_device=cuda:99: torch finds no CUDA device here"):
+        open_device("cuda:99", is_shared=False)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30)), max_size=20))
+@quick
+def test_one_queue(arrivals: list[tuple[int, int]]) -> None:
+    """Batch after batch in the order of asking: each begins when the one before is done, or at once."""
+    words, now, free = np.zeros(8, np.int64), 0, 0
+    for later, takes in arrivals:
+        now += later
+        free = max(now, free) + takes
+        assert _reserve(words, now, takes) == free
+
+
+def test_all_processes_that_use_it_share_its_queue() -> None:
+    segment = SharedSegment.create(64)
+    here = Emulated(Latency(1_000_000_000, 1), segment)
+    there = pickle.loads(pickle.dumps(here))
+    first, second = here.reserve(1), there.reserve(3)
+    assert second == first + 1_000_000_003
+    here.close()
+
+
+def test_it_takes_its_time_and_no_cpu() -> None:
+    replica, obs, noise, out = acting("MlpPolicy", VECTOR, CHOICE, rows=8)
+    device = open_device("emulated:40ms+1ms", is_shared=False)
+    assert device is not None
+    inference = device.inference(replica, VECTOR, CHOICE, 8)
+    inference.act(obs, noise, out)  # compiles
+    begun, used = now_ns(), time.process_time()
+    inference.act(obs, noise, out)
+    assert now_ns() - begun >= 48e6
+    assert time.process_time() - used < 0.02
+    expected = np.empty_like(out)
+    LocalInference(replica.module, VECTOR, CHOICE, 8).act(obs, noise, expected)
+    assert (out == expected).all()
+
+
+@pytest.mark.parametrize(("policy", "observation", "action"), POLICIES)
+def test_the_way_to_a_device_changes_no_answer(policy: str, observation: Space, action: Space) -> None:
+    """With the CPU as the device: several tiles, the last one padded, and with the weights of the newest version."""
+    replica, obs, noise, out = acting(policy, observation, action, rows=21)
+    there = TorchDevice("cpu").inference(replica, observation, action, 8)
+    expected, store = np.empty_like(out), WeightStore(replica.vector.numel(), 2)
+    for version in range(2):
+        store.publish(replica.vector + version, version)
+        replica.load(store, version)
+        for used in (noise, None):
+            LocalInference(replica.module, observation, action, 8).act(obs, used, expected)
+            there.act(obs, used, out)
+            assert out.shape == expected.shape
+            assert np.allclose(out, expected, atol=1e-6), "a compiled MLP rounds in its own order"
+
+
+@pytest.mark.parametrize(("policy", "observation", "action"), POLICIES)
+def test_everything_that_acts_is_on_the_device(policy: str, observation: Space, action: Space) -> None:
+    """On a device without memory: torch refuses to mix it with the CPU, so nothing was left behind."""
+    replica, obs, noise, out = acting(policy, observation, action, rows=21)
+    there = TorchDevice("meta").inference(replica, observation, action, 8)
+    assert isinstance(there, OnDevice)
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):  # the actions, at the end
+        there.act(obs, noise, out)
+    there._noise_there = there._noise
+    with pytest.raises(RuntimeError, match="on device"):  # what a tensor on the wrong side does
+        there._forward(24, has_noise=True)
+
+
+def acting(policy: str, observation: Space, action: Space, rows: int) -> tuple[Replica, Any, Any, Any]:
+    rng = np.random.default_rng(0)
+    module = build_policy(PolicyConfig(policy), observation, action, 1)
+    obs = {"obs": made_up(observation, rng, rows)}
+    noise = rng.random((rows, as_policy(module).noise.width), np.float32)
+    return Replica(FlatParameters(module)), obs, noise, np.zeros((rows, *shape_of(action)), action.dtype)

@@ -1,0 +1,83 @@
+"""What decides where the policy runs, measured on real parts: orders of magnitude only, beside a busy machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.collecting.forecast import Forecast, words
+from headrace.launch.placement import BUFFERED, CENTRAL, LOCAL
+from headrace.train import Update
+
+PLACE: dict[str, Any] = {"topology": "processes", "workers": 4, "inference": "auto", "spares": 0}
+SLOW: dict[str, Any] = {"inference_device": "emulated:20ms+0us"}
+
+
+def test_a_device_that_decides_is_measured_and_the_outcome_is_reported() -> None:
+    """20 ms a batch: four workers wait for four batches, a server for one, and for two with double buffering."""
+    with hr.PPO("MlpPolicy", "CartPole-v1", n_envs=8, n_steps=8, batch_size=32, seed=1, **PLACE, **SLOW) as model:
+        topology, (reason, *_) = model.parts.topology, model.parts.topology.reasons
+        assert (topology.inference, topology.turns, len(topology.shards)) == ("central", 1, 4)
+        promised = topology.promised
+        assert list(promised) == [CENTRAL, LOCAL, BUFFERED]
+        assert promised[CENTRAL] > 2 * promised[LOCAL]
+        assert promised[CENTRAL] > 1.4 * promised[BUFFERED]
+        assert all(f"{speed:,.0f}" in reason for speed in promised.values())
+        assert model.plan().count("inference central on emulated:20ms+0us") == 1
+        model.learn(192)
+        seen = model.result.placement
+    assert seen["placement"] == CENTRAL
+    assert seen["predicted_sps"] == dict(promised)
+    assert 0 < seen["collect_sps"] < 400, "8 environments in 20 ms, at the most"
+
+
+@pytest.mark.parametrize(
+    ("said", "kinds"),
+    [
+        ({"inference": "central"}, {CENTRAL, BUFFERED}),
+        ({"double_buffering": "off"}, {LOCAL, CENTRAL}),
+        ({"inference_servers": 5}, {LOCAL, BUFFERED}),  # more than the shards of central inference
+        ({"inference": "central", "double_buffering": "off"}, set()),
+        ({"inference": "local"}, set()),
+    ],
+)
+def test_only_what_is_open_is_measured(said: dict[str, Any], kinds: set[str]) -> None:
+    """With episodes that are cut after 3 steps: many end in each of the trial's rollouts."""
+    env: dict[str, Any] = {"env": "CartPole-v1", "env_kwargs": {"max_episode_steps": 3}}
+    with hr.Collector(**env, n_envs=8, n_steps=8, seed=1, **PLACE | said, **SLOW) as collector:
+        assert set(collector.parts.topology.promised) == kinds
+
+
+def test_a_policy_that_remembers_is_measured() -> None:
+    """Its state travels with the observations."""
+    with hr.Collector("CartPole-v1", "MlpLstmPolicy", n_envs=8, n_steps=8, seed=1, **PLACE, **SLOW) as collector:
+        assert collector.parts.topology.inference == "central"
+
+
+def test_what_fails_is_left_to_those_that_report_it() -> None:
+    """Of an environment whose steps raise: local inference, and its error comes from a worker."""
+    with hr.Collector("support.faulty_envs:Faulty", n_envs=8, n_steps=8, seed=7, **PLACE) as collector:
+        assert (collector.parts.topology.inference, dict(collector.parts.topology.promised)) == ("local", {})
+
+
+def test_environments_that_take_long_are_stepped_a_few_times_only(tmp_path: Path) -> None:
+    """0.11 s a step: two short rollouts of 4 rows, with 1 environment and with 2, and no third one."""
+    steps = tmp_path / "steps"
+    env: dict[str, Any] = {"env": "support.worker_envs:slow_and_counted", "env_kwargs": {"file": str(steps)}}
+    with hr.Collector(**env, n_envs=8, n_steps=8, seed=1, **PLACE) as collector:
+        assert collector.parts.topology.promised
+    assert len(steps.read_bytes()) == 2 * 4 * (1 + 2)
+
+
+def test_predicted_and_reached_in_words() -> None:
+    """Two lanes, each busy for half of the seconds; the first batch is not counted."""
+    forecast = Forecast({CENTRAL: 6100.0, LOCAL: 1980.0}, lanes=2)
+    assert words(forecast.encode()) == "central: 6,100 steps/s predicted while collecting; local: 1,980 predicted"
+    for steps, busy_s in ((100, 99.0), (300, 0.1), (300, 0.1)):
+        forecast.add(Update(1, 0, steps, steps, {"headrace/actors/env_s": busy_s}, ()))
+    said = "central: 6,100 steps/s predicted while collecting, 6,000 reached (-2%); local: 1,980 predicted"
+    assert words(forecast.encode()) == said
+    assert words({}) == ""
