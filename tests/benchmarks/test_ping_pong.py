@@ -17,18 +17,8 @@ def against_sleeping_at_once(*spins: str, cores: int) -> list[float]:
     """Round trips/s of 16 pairs, as a share of those of processes that never spin: medians of three rounds in turns."""
 
     def round_trips_per_s(spin: str) -> float:
-        command = [
-            sys.executable,
-            str(SCRIPT),
-            "--pairs",
-            "16",
-            "--cores",
-            str(cores),
-            "--seconds",
-            "0.4",
-            "--spin",
-            spin,
-        ]
+        options = {"--pairs": 16, "--cores": cores, "--seconds": 0.4, "--spin": spin}
+        command = [sys.executable, str(SCRIPT), *(str(word) for option in options.items() for word in option)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         return float(json.loads(done.stdout)["per_s"])
 
