@@ -6,8 +6,8 @@ Nothing is computed and, without `--carry`, nothing is carried: what is left is 
 worker asks and a server answers: 8 observations of 4 numbers, their noise, 8 actions. `--spin` says how a waiter
 begins: `adaptive` (headrace's), `always` (it spins before every sleep) or `never` (it sleeps at once). With more pairs
 than cores a spin may keep the process that it waits for from running; with `--cores 1` it always does: a waiter
-believes in two cores, as it would in a container that shows many and grants one. Prints one JSON object: round trips/s
-of all pairs, and the times of the first pair.
+believes in two cores, as it would in a container that shows many and grants one. Prints one JSON object: round trips
+of all pairs per second, and per second of CPU time; the times of the first pair.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from headrace.memory.atomics import load_acquire
 from headrace.memory.waiting import SLICE_S, Futex, Spin, say, spin_until
 
 BEGIN, LINE, CARRIED, PAIR = 0, 16, 32, 96  # words: the start of all; one side's distance from the other; the arrays
+WARM_S = 0.3
 
 
 class Always(Spin):
@@ -81,7 +82,7 @@ class Cargo:
 
 def play(words: np.ndarray, pair: int, is_ping: bool, spin: Spin, is_laden: bool, seconds: float) -> np.ndarray:
     """Until the time is over; the nanoseconds of the round trips after the warm-up."""
-    first, warm_s = PAIR * (pair + 1), 0.3
+    first = PAIR * (pair + 1)
     cargo = Cargo(words, first) if is_laden else None
     mine, theirs = (first, first + LINE) if is_ping else (first + LINE, first)
     player, turn = Player(words, mine, theirs, spin), 1
@@ -90,7 +91,7 @@ def play(words: np.ndarray, pair: int, is_ping: bool, spin: Spin, is_laden: bool
     while not words[BEGIN]:
         time.sleep(0.001)
     begun, over = time.perf_counter_ns(), 0
-    warm, end = begun + int(warm_s * 1e9), begun + int((warm_s + seconds) * 1e9)
+    warm, end = begun + int(WARM_S * 1e9), begun + int((WARM_S + seconds) * 1e9)
     while is_ping and over < end:
         before = time.perf_counter_ns()
         if cargo:
@@ -145,16 +146,14 @@ def main() -> None:
     rows = [json.loads(os.read(end, 1 << 12)) for end in ends[::2]]
     for child in children[1::2]:
         os.kill(child, signal.SIGKILL)
-    for child in children:
-        os.waitpid(child, 0)
+    usage = [os.wait4(child, 0)[2] for child in children]
+    computed_s = sum(one.ru_utime + one.ru_stime for one in usage)
     del words
     memory.close()
     memory.unlink()
-    print(
-        json.dumps(
-            {"per_s": sum(row[0] for row in rows) / arguments.seconds, "p50_us": rows[0][1], "p99_us": rows[0][2]}
-        )
-    )
+    per_s = sum(row[0] for row in rows) / arguments.seconds
+    per_cpu_s = per_s * (arguments.seconds + WARM_S) / computed_s
+    print(json.dumps({"per_s": per_s, "per_cpu_s": per_cpu_s, "p50_us": rows[0][1], "p99_us": rows[0][2]}))
 
 
 if __name__ == "__main__":

@@ -14,15 +14,18 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "ping_pong.py"
 
 
 def against_sleeping_at_once(*spins: str, cores: int) -> list[float]:
-    """Round trips/s of 16 pairs, as a share of those of processes that never spin: medians of three rounds in turns."""
+    """Round trips of 16 pairs, as a share of those of processes that never spin: medians of three rounds in turns.
 
-    def round_trips_per_s(spin: str) -> float:
+    Per second of CPU time: what others do on the machine does not count.
+    """
+
+    def round_trips_per_cpu_s(spin: str) -> float:
         options = {"--pairs": 16, "--cores": cores, "--seconds": 0.4, "--spin": spin}
         command = [sys.executable, str(SCRIPT), *(str(word) for option in options.items() for word in option)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        return float(json.loads(done.stdout)["per_s"])
+        return float(json.loads(done.stdout)["per_cpu_s"])
 
-    rounds = [[round_trips_per_s(spin) for spin in (*spins, "never")] for _ in range(3)]
+    rounds = [[round_trips_per_cpu_s(spin) for spin in (*spins, "never")] for _ in range(3)]
     return [median(one[i] / one[-1] for one in rounds) for i in range(len(spins))]
 
 
