@@ -17,8 +17,8 @@ import gymnasium as gym
 import numpy as np
 
 import headrace as hr
+from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import rollout_schema
-from headrace.memory.slab import slab_bytes
 from headrace.policies.threads import torch_threads
 from headrace.presets import PRESETS
 

@@ -19,9 +19,10 @@ from headrace.envs.building import build_envs
 from headrace.envs.spec import EnvSpec
 from headrace.inference.local import LocalInference
 from headrace.learning.algorithm import Moment
+from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment
-from headrace.memory.slab import Slab, slab_bytes
+from headrace.memory.slab import Slab
 from headrace.memory.spaces import Space, made_up
 from headrace.policies.networks import as_policy
 from headrace.policies.threads import torch_threads

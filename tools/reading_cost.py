@@ -51,7 +51,7 @@ PLAYED = ("agents/environments/frozen_lake.py",)
 
 # What must hold: a ratchet, lowered when the house gets shorter. `spine_visits`: how often the walk comes to train.py.
 LIMITS: dict[str, dict[str, int]] = {
-    "processes": {"files": 20, "lines": 3_100, "spine_lines": 150, "spine_visits": 4},
+    "processes": {"files": 20, "lines": 2_945, "spine_lines": 150, "spine_visits": 4},
     "loky": {"files": 16},
 }
 # What is aimed at and not reached yet.
@@ -72,7 +72,7 @@ ROOMS = (
     "learning/ppo.py",
     "weights/store.py",
 )
-ROOMS_LINES = 1_840
+ROOMS_LINES = 1_715
 
 
 @dataclass(frozen=True)

@@ -256,8 +256,7 @@ def build_parts(
     capacity = schedule.capacity if schedule else topology.pace.versions_kept
     store = WeightStore(flat.size, capacity, make(store_bytes(flat.size, capacity)))
     try:
-        is_due = schedule.is_publishing if schedule else None
-        weights = Weights(flat, store, *publishing(place.publish_every), is_due)
+        weights = Weights(flat, store, schedule.is_publishing if schedule else publishing(place.publish_every))
         seed_of = config.env.seed_of(config.seed, Purpose.ENV)
         spaces_of, remembered = (found.observation, found.action), state_size_of(module)
         journal = Journal(place.n_envs, seed_of, *spaces_of, place.stats_window_size, remembered)

@@ -25,7 +25,7 @@ from headrace.envs.seeds import Purpose
 from headrace.envs.spec import MAKE_VEC, EnvSpec
 from headrace.envs.vector_env import FinalObs, VectorEnv
 from headrace.errors import ConsentError, EnvError, ReplayError, UsageError
-from headrace.memory.slab import Row
+from headrace.memory.layout import Row
 from support.chains import Tampered, Transition, streams_of, swap_flags
 from support.slabs import action_of, filled_slabs
 from support.worker_envs import seeded_pool, unseeded_pool

@@ -22,7 +22,8 @@ from headrace.envs.serial import SerialEnvs
 from headrace.envs.spec import ActionRepeat
 from headrace.envs.vector_env import EnvFailure, LiveEpisode, VectorEnv
 from headrace.errors import EnvError, ReplayError
-from headrace.memory.slab import Row, Slab
+from headrace.memory.layout import Row
+from headrace.memory.slab import Slab
 from support.chains import (
     NUM_ACTIONS,
     SOURCES,

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from headrace.memory.atomics import store_release
+from headrace.memory.layout import Word
 from headrace.memory.ring import Ring
 from headrace.memory.segment import SharedSegment
-from headrace.memory.slab import Word
 from headrace.weights.store import Replica, WeightStore, store_bytes
 from support.handover import (
     MAILBOX_WORDS,

@@ -26,9 +26,10 @@ from headrace.envs.vector_env import VectorEnv
 from headrace.episodes.journal import Journal, in_order
 from headrace.episodes.standing import standing
 from headrace.errors import EnvError, HeadraceError, NumericsError, UsageError
+from headrace.memory.layout import Word
 from headrace.memory.ledger import Ledger
 from headrace.memory.schema import DROPPED, DROPPED_END
-from headrace.memory.slab import Slab, Word
+from headrace.memory.slab import Slab
 from support.chains import seed_of
 from support.generators import quick
 from support.slabs import act_by_noise, action_of, noise_actor, slab_for

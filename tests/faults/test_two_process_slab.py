@@ -16,10 +16,11 @@ import pytest
 
 from headrace.envs.spec import EnvSpec
 from headrace.learning.assembly import assemble
+from headrace.memory.layout import Word, slab_bytes
 from headrace.memory.ring import Lease, RingState
 from headrace.memory.schema import Schema
 from headrace.memory.segment import SharedSegment
-from headrace.memory.slab import Slab, Word, slab_bytes
+from headrace.memory.slab import Slab
 from support.bare_writer import write_rewards
 from support.slab_filler import Order, fill_and_commit, in_another_process, order_for
 from support.slabs import COMPLETED, Array, heap_slab, small_schema

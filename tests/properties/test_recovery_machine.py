@@ -30,9 +30,10 @@ from headrace.envs.spec import EnvSpec
 from headrace.episodes import standing as standings
 from headrace.episodes.journal import Journal
 from headrace.errors import HeadraceError
+from headrace.memory.layout import slab_bytes
 from headrace.memory.ledger import Ledger
 from headrace.memory.schema import rollout_schema
-from headrace.memory.slab import Slab, slab_bytes
+from headrace.memory.slab import Slab
 from headrace.memory.spaces import Box, Discrete, Leaves
 from headrace.policies.noise import NoiseSpec
 

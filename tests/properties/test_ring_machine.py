@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.errors import RingError
+from headrace.memory.layout import Word
 from headrace.memory.ring import Lease, Owner, Ring, RingState, Slot
-from headrace.memory.slab import Word
 from support.slabs import small_schema
 
 picks = st.integers(0, 1000)  # an index into whatever there is to choose from

@@ -22,7 +22,8 @@ from headrace.envs.adapters.gymnasium_vector import GymnasiumVector
 from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.serial import SerialEnvs
 from headrace.envs.vector_env import FinalObs, VectorEnv
-from headrace.memory.slab import Row, Slab
+from headrace.memory.layout import Row
+from headrace.memory.slab import Slab
 
 NUM_ACTIONS = 4
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from headrace.compiler import compiled
 from headrace.memory.atomics import Array, load_acquire, store_release
+from headrace.memory.layout import HEADER_BYTES, Word
 from headrace.memory.schema import Schema, rollout_schema
 from headrace.memory.segment import SharedSegment
-from headrace.memory.slab import HEADER_BYTES, Word
 from headrace.memory.spaces import Box, Discrete
 
 SPINS = 2_000

@@ -15,9 +15,10 @@ from headrace.acting.start import begin, go_on
 from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.vector_env import VectorEnv
 from headrace.episodes.standing import Standing
+from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import Schema, rollout_schema
 from headrace.memory.segment import HeapSegment
-from headrace.memory.slab import Slab, slab_bytes
+from headrace.memory.slab import Slab
 from headrace.memory.spaces import Box, Discrete, Leaves
 from headrace.policies.noise import CounterNoise, NoiseSpec
 

@@ -22,7 +22,8 @@ from headrace.acting.stacked import Act, end_stacks, keeping
 from headrace.acting.start import Carry
 from headrace.clock import now_ns
 from headrace.envs.vector_env import EnvFailure, VectorEnv
-from headrace.memory.slab import Slab, Word
+from headrace.memory.layout import Word
+from headrace.memory.slab import Slab
 from headrace.policies.noise import CounterNoise
 
 Array = npt.NDArray[Any]

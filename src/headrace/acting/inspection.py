@@ -20,8 +20,9 @@ from headrace.acting.culprit import Culprit, is_finite
 from headrace.envs.mended import Mended, Notes
 from headrace.envs.vector_env import VectorEnv
 from headrace.errors import EnvError
+from headrace.memory.layout import Word
 from headrace.memory.schema import DROPPED, DROPPED_END
-from headrace.memory.slab import Slab, Word
+from headrace.memory.slab import Slab
 from headrace.memory.spaces import Box, ObservationSpace, Space, bounds, in_words, leaves_of
 
 Array = npt.NDArray[Any]

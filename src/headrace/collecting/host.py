@@ -22,8 +22,9 @@ from headrace.collecting.plan import HostPlan, build_actor
 from headrace.episodes.standing import Standing
 from headrace.errors import HeadraceError
 from headrace.memory.crash_note import CrashNote
+from headrace.memory.layout import Word, slab_bytes
 from headrace.memory.ring import Lease
-from headrace.memory.slab import Slab, Word, slab_bytes
+from headrace.memory.slab import Slab
 
 _ORDER = struct.Struct("=6q")
 Acting = Callable[[Lease, int, tuple[int, ...] | None], Act]  # version of the order; recorded ones, per row

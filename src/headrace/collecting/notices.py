@@ -16,8 +16,9 @@ from headrace.acting.inspection import Outside
 from headrace.collecting.place import Say
 from headrace.episodes.first_episodes import FirstEpisodes
 from headrace.episodes.journal import Array, Journal
+from headrace.memory.layout import Word
 from headrace.memory.ledger import Ledger
-from headrace.memory.slab import Slab, Word
+from headrace.memory.slab import Slab
 
 logger = logging.getLogger(__name__)
 

@@ -3,31 +3,26 @@
     launch: start all at once, wait for READY -> order: a record over its line -> wait: DONE, a death, a failure
 
 What an environment raised ends its worker, which is replaced; every other failure is raised here. Inference servers are
-watched together with the workers that ask them. Does not know how either is started or replaced.
+watched together with the workers that ask them. Does not know how either is started or replaced, nor what becomes of
+a worker that reports anything but DONE (workers).
 """
 
 from __future__ import annotations
-
-import logging
 
 from headrace.clock import now_s
 from headrace.collecting.host import Order
 from headrace.collecting.place import Say, StartOf
 from headrace.collecting.watch import look_after
-from headrace.collecting.worker import DONE, FAILED, NOT_CLOSED, READY
+from headrace.collecting.worker import DONE
 from headrace.collecting.workers import Workers
 from headrace.inference.servers import Servers
-from headrace.runtime import supervisor_state as supervisor
-from headrace.runtime.death import Death
-from headrace.runtime.failures import failure_of
-from headrace.runtime.line import Woken, wait_any
+from headrace.runtime.line import Message, Woken, wait_any
+from headrace.runtime.supervisor_state import Done
 
 _PATIENCE_S = 0.05  # for something to happen
 _LOOK_S = 0.2  # between looks at what the workers are at
 _SAY_S = 1.0  # between two lines about workers that are not ready yet
 _END_S = 1.0  # for a worker to finish its slab and close its environments
-
-logger = logging.getLogger(__name__)
 
 
 class Processes:
@@ -35,7 +30,6 @@ class Processes:
 
     def __init__(self, workers: Workers, servers: Servers | None = None) -> None:
         self._workers, self._servers, self.replaced = workers, servers, workers.replaced
-        self._proven: set[int] = set()  # workers that have finished a rollout since they were started
         self._has_news = False  # something happened that `wait` has not returned for
         self._looked_s = 0.0
 
@@ -127,24 +121,15 @@ class Processes:
                 self.replaced.servers = servers.restarts
                 continue
             worker, self._has_news = numbers[id(one.child)], True
-            if isinstance(one, Death):
-                self._proven.discard(worker)
-                workers.died(worker, one)
-            elif one.data == DONE:
+            if isinstance(one, Message) and one.data == DONE:
                 workers.owed[worker] -= 1
-                if worker not in self._proven:
-                    self._proven.add(worker)
-                    workers.handle(supervisor.Done(worker))
+                if worker not in workers.proven:
+                    workers.proven.add(worker)
+                    workers.handle(Done(worker))
                 if workers.recycling is not None:
                     workers.retire_if_worn(worker)
-            elif one.data == READY:
-                workers.ready(worker)
-                workers.handle(supervisor.Ready(worker))
-                logger.info("worker %d is ready (process %d), %d to come", worker, one.child.pid, workers.num_starting)
-            elif one.data.startswith(FAILED):
-                workers.failed(worker, failure_of(one.child.name, one.data[len(FAILED) :]))
-            elif one.data.startswith(NOT_CLOSED):  # of a worker that retires: nothing is lost
-                logger.warning("worker %d: %s", worker, failure_of(one.child.name, one.data[len(NOT_CLOSED) :]))
+            else:
+                workers.heard(worker, one)
         if now_s() - self._looked_s >= _LOOK_S:
             look_after(workers)
             if servers is not None:

@@ -32,9 +32,9 @@ from headrace.episodes.journal import Entered, Finished, Journal, in_order
 from headrace.errors import HeadraceError
 from headrace.learning.assembly import assemble
 from headrace.learning.batch import Batch
+from headrace.memory.layout import Word
 from headrace.memory.ledger import Ledger
 from headrace.memory.ring import Ring, Taken
-from headrace.memory.slab import Word
 from headrace.weights.store import WeightStore
 
 Array = npt.NDArray[Any]

@@ -105,7 +105,7 @@ class Schedule:
         ages = [version - min(use.versions) for version, uses in pairs for use in uses]
         return max(ages, default=0) + 2
 
-    def is_publishing(self, updates: int) -> bool:
+    def is_publishing(self, updates: int, _: float = 0.0) -> bool:
         """Whether a version was published after so many updates; what nobody consumed any more does not matter."""
         return updates < len(self.versions) and self.versions[updates] > self.versions[updates - 1]
 

@@ -289,15 +289,15 @@ def resolve(
     )  # fmt: skip
 
 
-def publishing(text: str) -> tuple[int, float]:
-    """(updates, seconds) between two publishes; one of them is 0."""
+def publishing(text: str) -> Callable[[int, float], bool]:
+    """Whether it is time to publish, by the updates so far and the seconds since the last publish."""
     try:
         updates, seconds = (0, float(text[:-1])) if text.endswith("s") else (int(text), 0.0)
     except ValueError:
         updates, seconds = 0, 0.0
     if updates < 1 and not 0 < seconds < float("inf"):
         raise UsageError(f"publish_every: expected updates, as in 1, or seconds, as in 0.5s, got {text!r}")
-    return updates, seconds
+    return lambda done, since_s: done % updates == 0 if updates else since_s >= seconds
 
 
 def split(n_envs: int, count: int) -> list[range]:

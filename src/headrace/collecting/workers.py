@@ -14,22 +14,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import wait
 
 from headrace.clock import now_s
+from headrace.collecting.ends import End, given_up, pool_is_lost, raised_end
 from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.collecting.recycling import Recycling
 from headrace.collecting.topology import WorkerLimits
 from headrace.collecting.watch import Watch
-from headrace.collecting.worker import NOT_CLOSED, RETIRE, WorkerPlan, run_worker
+from headrace.collecting.worker import FAILED, NOT_CLOSED, READY, RETIRE, WorkerPlan, run_worker
 from headrace.episodes.standing import Standing
 from headrace.errors import EnvRaised, HeadraceError, again
 from headrace.memory.crash_note import Doing
 from headrace.runtime.child import Child
 from headrace.runtime.death import Death
 from headrace.runtime.failures import failure_of
+from headrace.runtime.line import Message
 from headrace.runtime.standby import Standby
 from headrace.runtime.supervisor_state import (
     Died,
@@ -59,18 +61,6 @@ MakePlan = Callable[[dict[int, Standing | None], str, int], WorkerPlan]
 """(where its shards stand, the segment of the crash notes, its number) -> what a worker is sent."""
 
 
-@dataclass(frozen=True)
-class _End:
-    """How a worker ended, as far as it is known: in words, where in its work, and its last Python stack."""
-
-    how: str
-    place: tuple[int, int, int] | None
-    stack: str
-    is_hung: bool = False
-    raised: EnvRaised | None = None  # what an environment raised
-    since_s: float = 0.0  # when it reported that, by the watch's clock
-
-
 class Workers:
     """Processes 0 to n-1; worker w hosts the shards w, w + n, w + 2n ..."""
 
@@ -96,8 +86,9 @@ class Workers:
         self.say: Say = lambda text: None
         self.replaced = replaced or Replaced()  # one that can't be replaced is not among them
         self.retiring: set[int] = set()
+        self.proven: set[int] = set()  # workers that have finished a rollout since they were started
         self._replaying: set[int] = set()  # workers that did not begin at the beginning
-        self.ends: dict[int, _End] = {}  # of workers that are to be replaced, or are being killed
+        self.ends: dict[int, End] = {}  # of workers that are to be replaced, or are being killed
         self._end: HeadraceError | None = None  # what whoever needs them is told, once they were ended or given up
 
     @property
@@ -131,14 +122,29 @@ class Workers:
             self.retiring.add(worker)
             child.line.send(RETIRE)
 
-    def ready(self, worker: int) -> None:
-        """It has come up: from now on its memory and its episodes are its own."""
-        if self.recycling is not None:
-            pid, has_replayed = self.children[worker].pid, worker in self._replaying
-            self.recycling.begin(worker, pid, self._episodes(worker), has_replayed, self._warn)
+    def heard(self, worker: int, one: Message | Death) -> None:
+        """What a worker said, other than that a slab is done, or its end."""
+        if isinstance(one, Death):
+            self._died(worker, one)
+        elif one.data == READY:
+            self._ready(worker)
+        elif one.data.startswith(FAILED):
+            self._failed(worker, failure_of(one.child.name, one.data[len(FAILED) :]))
+        elif one.data.startswith(NOT_CLOSED):  # of a worker that retires: nothing is lost
+            logger.warning("worker %d: %s", worker, failure_of(one.child.name, one.data[len(NOT_CLOSED) :]))
 
-    def died(self, worker: int, death: Death) -> None:
+    def _ready(self, worker: int) -> None:
+        """It has come up: from now on its memory and its episodes are its own."""
+        pid = self.children[worker].pid
+        if self.recycling is not None:
+            has_replayed = worker in self._replaying
+            self.recycling.begin(worker, pid, self._episodes(worker), has_replayed, self._warn)
+        self.handle(Ready(worker))
+        logger.info("worker %d is ready (process %d), %d to come", worker, pid, self.num_starting)
+
+    def _died(self, worker: int, death: Death) -> None:
         """A process has been reaped."""
+        self.proven.discard(worker)
         del self.children[worker]
         is_done = death.exit_code == 0 or (death.exit_code is None and not self.owed[worker])  # None: it is not known
         self.owed[worker] = 0
@@ -150,11 +156,11 @@ class Workers:
         watch = self.watch
         if worker not in self.ends:
             how, stack = f"{death.how}{watch.where(worker)}", watch.last_words(worker)
-            self.ends[worker] = _End(how, watch.place(worker), stack)
+            self.ends[worker] = End(how, watch.place(worker), stack)
         end = self.ends[worker]
         self.handle(Died(worker, end.how, end.place, end.raised is not None))
 
-    def failed(self, worker: int, failure: HeadraceError) -> None:
+    def _failed(self, worker: int, failure: HeadraceError) -> None:
         """A worker reports a failure, and ends. It is raised here, unless it is one that a fresh process may mend.
 
         That is what the code of an environment raised. Malformed returns, NaN and a replay that differs are bugs of
@@ -162,9 +168,7 @@ class Workers:
         """
         if not isinstance(failure, EnvRaised) or not self._limits.env_retries or self._plan.env.is_vector():
             raise failure
-        env, episode, _ = failure.place or (0, 0, 0)
-        how = f"env {env}: {failure}" if episode < 0 else str(failure)  # which could not be made: it has no episode
-        self.ends[worker] = _End(how, failure.place, _traceback(failure), raised=failure, since_s=self.watch.clock_s)
+        self.ends[worker] = raised_end(failure, self.watch.clock_s)
 
     def see_failed_end(self) -> None:
         """End those that reported a failure, and then do not come back from closing their environments."""
@@ -183,7 +187,9 @@ class Workers:
             elif isinstance(instruction, Lost):
                 self._lost(instruction)
             elif isinstance(instruction, GiveUp):
-                self._end = self._given_up(instruction)
+                assert instruction.worker is not None
+                worker, why = instruction.worker, instruction.why
+                self._end = given_up(why, worker, self._environments(worker), self.ends[worker])
                 raise self._end
         if isinstance(event, Ready) and not self.num_starting:
             self.standby.mend()  # not earlier: a spare that comes up would slow down those that are waited for
@@ -240,7 +246,7 @@ class Workers:
         if child is not None and kill.worker not in self.ends:
             where = self.watch.where(kill.worker) or " outside of its environments"
             how, place = f"hung{where}: it {kill.why}", self.watch.place(kill.worker)
-            self.ends[kill.worker] = _End(how, place, self.watch.stack(kill.worker, child), is_hung=True)
+            self.ends[kill.worker] = End(how, place, self.watch.stack(kill.worker, child), is_hung=True)
             child.kill()
 
     def _lost(self, lost: Lost) -> None:
@@ -250,11 +256,7 @@ class Workers:
             self._report_raised(f"worker {lost.worker} ({envs}): {lost.how}", end.stack)
             return
         if self._plan.env.is_vector():
-            raise _with_stack(lost.worker, end.stack, HeadraceError(
-                f"{what}; its environments are a pool that resets itself "
-                f"(class B): episodes can't be replayed. Its last checkpoint holds the weights: "
-                f"PPO.load(RUN, weights_only=True) in Python trains on from them"
-            ))  # fmt: skip
+            raise pool_is_lost(what, lost.worker, end)
         text = f"{what}; replaying its episodes"
         logger.warning("%s%s", text, f"\n{end.stack}" if end.stack else "")
         self.say(f"warning: {text}{'; its Python stack is in the log' if end.stack else ''}")
@@ -269,23 +271,6 @@ class Workers:
         text = f"{what}; a fresh worker replays its episodes (replacement {count} of env_retries={limit})"
         logger.warning("%s\n%s", text, traceback)
         self.say(f"warning: {text}\n{traceback}" if count == 1 else f"warning: {text}; its traceback is in the log")
-
-    def _given_up(self, given_up: GiveUp) -> HeadraceError:
-        assert given_up.worker is not None
-        end = self.ends[given_up.worker]
-        if end.raised is not None:
-            error = EnvRaised(end.how, end.place)
-            error.add_note(
-                f"In headrace-worker-{given_up.worker}:\n{end.stack}\n"
-                f"{given_up.why.removesuffix(f', last: {end.how}')} ({self._environments(given_up.worker)}), "
-                f"each time in a fresh process. env_retries=0 ends a run at the first"
-            )
-            return error
-        slow = "raise hang_floor_s and hang_ceiling_s if the environment is only slow, " if end.is_hung else ""
-        return _with_stack(given_up.worker, end.stack, HeadraceError(
-            f"{given_up.why} ({self._environments(given_up.worker)}); {slow}look at the environment's own log "
-            f"or run with topology=inline"
-        ))  # fmt: skip
 
     def _see_it_close(self, worker: int, child: Child, deadline_s: float) -> None:
         noted = self.watch.noted(worker)
@@ -315,14 +300,3 @@ def _not_closed(child: Child) -> HeadraceError | None:
         if data.startswith(NOT_CLOSED):
             return failure_of(child.name, data[len(NOT_CLOSED) :])
     return None
-
-
-def _traceback(failure: HeadraceError) -> str:
-    """The worker's, without the line that says whose it is."""
-    return "\n".join(failure.__notes__).partition("\n")[2]
-
-
-def _with_stack(worker: int, stack: str, error: HeadraceError) -> HeadraceError:
-    if stack:
-        error.add_note(f"In headrace-worker-{worker}:\n{stack}")
-    return error

@@ -25,8 +25,8 @@ from headrace.envs.clamping import Clamp
 from headrace.envs.serial import SerialEnvs
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode, VectorEnv
 from headrace.errors import UsageError
+from headrace.memory.layout import Row
 from headrace.memory.schema import DROPPED_END
-from headrace.memory.slab import Row
 from headrace.memory.spaces import Leaves
 
 Array = npt.NDArray[Any]

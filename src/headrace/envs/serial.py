@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.actions import sender
-from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation, require_alike
 from headrace.envs.clamping import Clamp
+from headrace.envs.opening import close_all, open_all
 from headrace.envs.raising import failure
 from headrace.envs.replaying import bring_back, require_seed
 from headrace.envs.returns import PLAIN, WHOLE, Returns
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
-from headrace.errors import EnvError, HeadraceError
-from headrace.memory.crash_note import CLOSE, DOING, MAKE, NOTHING, POSITION, REPLAY, RESET, STEP, CrashNote
-from headrace.memory.slab import Row
+from headrace.errors import HeadraceError
+from headrace.memory.crash_note import DOING, NOTHING, POSITION, REPLAY, RESET, STEP, CrashNote
+from headrace.memory.layout import Row
 from headrace.memory.spaces import Leaves
 
 Array = npt.NDArray[Any]
@@ -53,21 +53,7 @@ class SerialEnvs:
         self._seed_of = seed_of
         note = note or CrashNote(self.num_envs)
         self._note, self._episode, self._step = note.words, note.episode, note.step
-        self._envs: list[gym.Env[Any, Any]] = []
-        try:
-            self._note[DOING] = MAKE
-            for position in range(self.num_envs):
-                self._note[POSITION] = position
-                self._envs.append(make())
-            self._note[DOING] = NOTHING
-            env = self._envs[0]
-            where = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-            self.observation_space = describe_observation(getattr(env, "observation_space", None), where, env)
-            self.action_space = describe_action(getattr(env, "action_space", None), where)
-            require_alike(self._envs, self._indices, where)
-        except BaseException:
-            self.close()
-            raise
+        self._envs, self.observation_space, self.action_space = open_all(make, self._indices, self._note)
         self._returns = Returns(self.observation_space)
         self._as_sent = sender(self.action_space)
         self._steps = [env.step for env in self._envs]
@@ -155,18 +141,7 @@ class SerialEnvs:
     def close(self) -> None:
         """Close every environment, whatever the others do."""
         envs, self._envs = self._envs, []
-        failed: EnvError | None = None
-        for position, (index, env) in enumerate(zip(self._indices, envs, strict=False)):
-            self._note[DOING], self._note[POSITION] = CLOSE, position
-            try:
-                env.close()
-            except BaseException as error:
-                reason = failure(position, index, error).reason.removeprefix("raised ")
-                failed = failed or EnvError(f"env {index}: could not be closed: {reason}")
-                failed.__cause__ = failed.__cause__ or error
-        self._note[DOING] = NOTHING
-        if failed is not None:
-            raise failed
+        close_all(envs, self._indices, self._note)
 
     def _end(self, position: int, row: Row, obs: Any, terminated: Any, truncated: Any, final: FinalObs) -> Any:
         """A flag was not plainly False: if the episode has ended, the next one's first observation."""

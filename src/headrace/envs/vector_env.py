@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from headrace.envs.clamping import Clamp
-from headrace.memory.slab import Row
+from headrace.memory.layout import Row
 from headrace.memory.spaces import Leaves, ObservationSpace, Space
 
 Array = npt.NDArray[Any]

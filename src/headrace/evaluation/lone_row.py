@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.memory.slab import Row, flat
+from headrace.memory.layout import Row, flat
 from headrace.memory.spaces import ObservationSpace, Space, empty_leaves, shape_of
 
 

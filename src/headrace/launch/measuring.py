@@ -22,9 +22,10 @@ from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.errors import HeadraceError
 from headrace.launch.decision import CHEAP_S, Measured
 from headrace.launch.repeating import repeated
+from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment
-from headrace.memory.slab import Slab, slab_bytes
+from headrace.memory.slab import Slab
 from headrace.memory.spaces import empty_leaves
 
 _FIRST_LOOK_S, _BUDGET_S = 0.01, 0.1  # of stepping: enough to see that it is cheap, and to measure if it is not

@@ -22,9 +22,10 @@ from headrace.learning.algorithm import Algorithm, Moment
 from headrace.learning.assembly import assemble
 from headrace.learning.batch import Batch
 from headrace.learning.config import AlgorithmConfig
+from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import rollout_schema, state_leaf
 from headrace.memory.segment import HeapSegment
-from headrace.memory.slab import Slab, slab_bytes
+from headrace.memory.slab import Slab
 from headrace.memory.spaces import ObservationSpace, Space, leaves_of, made_up, shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module, state_size_of

@@ -16,9 +16,10 @@ from headrace.clock import now_s
 from headrace.envs.building import build_envs
 from headrace.envs.spec import EnvSpec
 from headrace.inference.devices import inference_on, open_device
+from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import rollout_schema, state_leaf
 from headrace.memory.segment import HeapSegment
-from headrace.memory.slab import Slab, slab_bytes
+from headrace.memory.slab import Slab
 from headrace.memory.spaces import ObservationSpace, Space, empty_leaves, leaves_of, made_up, shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module, state_size_of

@@ -36,9 +36,10 @@ from headrace.launch.measuring import FreeCores
 from headrace.launch.placement import Costs, Layout, Time
 from headrace.launch.round_trip import round_trips
 from headrace.memory.crash_note import CrashNote
+from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import rollout_schema, state_leaf
 from headrace.memory.segment import HeapSegment
-from headrace.memory.slab import Slab, slab_bytes
+from headrace.memory.slab import Slab
 from headrace.memory.spaces import Leaves, ObservationSpace, Space, leaves_of, made_up, shape_of
 from headrace.plain_text import message_of
 from headrace.policies.networks import as_policy

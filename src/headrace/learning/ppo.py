@@ -40,12 +40,8 @@ class Ppo:
         self._gradients = gradients_of(flat, config)
         is_closed = not isinstance(self._gradients, AutogradGradients)
         self._evaluators = Evaluators(is_closed)
-        self._learning_rate = schedule("learning_rate", config.learning_rate)
-        self._clip_range = schedule("clip_range", config.clip_range)
-        self._clip_range_vf = (
-            config.clip_range_vf if config.clip_range_vf is None else schedule("clip_range_vf", config.clip_range_vf)
-        )
-        self._ent_coef = schedule("ent_coef", config.ent_coef)
+        options = {name: getattr(config, name) for name in ("learning_rate", "clip_range", "clip_range_vf", "ent_coef")}
+        self._schedules = {name: schedule(name, value) for name, value in options.items() if value is not None}
         self._picked_from: Callable[[Batch, Targets, int, torch.device], tuple[Any, Array, int]] = picked_from
         self._adam = adam_for(flat.vector, flat.gradient)
         self._minibatches_done = 0
@@ -83,14 +79,10 @@ class Ppo:
     def epochs(self, batch: Batch, targets: Targets, update: int, progress_remaining: float) -> dict[str, float]:
         """All epochs over one batch."""
         config = self._config
-        coefficients = Coefficients(
-            self._clip_range(progress_remaining),
-            None if self._clip_range_vf is None else self._clip_range_vf(progress_remaining),
-            self._ent_coef(progress_remaining),
-            config.vf_coef,
-            config.normalize_advantage,
-        )
-        learning_rate = self._learning_rate(progress_remaining)
+        now = {name: value_at(progress_remaining) for name, value_at in self._schedules.items()}
+        learning_rate, clip_range, ent_coef = now["learning_rate"], now["clip_range"], now["ent_coef"]
+        fixed = config.vf_coef, config.normalize_advantage
+        coefficients = Coefficients(clip_range, now.get("clip_range_vf"), ent_coef, *fixed)
         device = self._flat.vector.device
         rows, units, size = self._picked_from(batch, targets, config.batch_size, device)
         generator = shuffling(self._seed, update)
@@ -111,8 +103,8 @@ class Ppo:
             "train/explained_variance": explained_variance(batch.value[batch.valid], targets.returns[batch.valid]),
             "headrace/down_weighted": float((targets.weight[batch.valid] < 1.0 - 1e-6).sum()),
             "train/learning_rate": learning_rate,
-            "train/clip_range": coefficients.clip_range,
-            "train/ent_coef": coefficients.ent_coef,
+            "train/clip_range": clip_range,
+            "train/ent_coef": ent_coef,
             "train/n_updates": float(self._minibatches_done),
             **spread(self._flat.module),
         }

@@ -22,15 +22,15 @@ class Ledger:
         self.consumed = 0
         self.rejected = 0
         self.discarded: Counter[str] = Counter()
-        self._next_sequence = [0] * num_shards
+        self.sequences = [0] * num_shards  # the next one of every shard
 
     def enter(self, shard: int, sequence: int, steps: int) -> None:
         """A rollout of this shard was taken: its number is checked, its steps are produced."""
-        expected = self._next_sequence[shard]
+        expected = self.sequences[shard]
         if sequence != expected:
             what = "a dropped batch" if sequence > expected else "a batch read twice"
             raise LedgerError(f"shard {shard}: expected rollout {expected}, got {sequence}: {what}")
-        self._next_sequence[shard] += 1
+        self.sequences[shard] += 1
         self.produce(steps)
 
     def produce(self, steps: int) -> None:
@@ -56,34 +56,23 @@ class Ledger:
                 f"the ledger does not balance: produced {self.produced}, accounted for {self.settled}: {self.encode()}"
             )
 
-    def counts(self) -> dict[str, int]:
-        """What is shown of it."""
-        kinds = {"produced": self.produced, "consumed": self.consumed, "rejected": self.rejected}
-        return kinds | {"discarded": sum(self.discarded.values())}
-
     @property
     def settled(self) -> int:
         """Steps whose fate is known."""
         return self.consumed + self.rejected + sum(self.discarded.values())
 
-    @property
-    def sequences(self) -> list[int]:
-        """The next sequence number of every shard."""
-        return list(self._next_sequence)
+    def counts(self) -> dict[str, int]:
+        """What is shown of it."""
+        kinds = {"produced": self.produced, "consumed": self.consumed, "rejected": self.rejected}
+        return kinds | {"discarded": sum(self.discarded.values())}
 
     def encode(self) -> dict[str, Any]:
         """The ledger as JSON."""
-        return {
-            "produced": self.produced,
-            "consumed": self.consumed,
-            "rejected": self.rejected,
-            "discarded": dict(sorted(self.discarded.items())),
-            "sequences": list(self._next_sequence),
-        }
+        return self.counts() | {"discarded": dict(sorted(self.discarded.items())), "sequences": list(self.sequences)}
 
     def restore(self, data: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.produced, self.consumed, self.rejected = data["produced"], data["consumed"], data["rejected"]
         self.discarded = Counter(data["discarded"])
-        saved, count = data["sequences"], len(self._next_sequence)
-        self._next_sequence = list(saved) if len(saved) == count else [max(saved)] * count  # other shards, one number
+        saved, count = data["sequences"], len(self.sequences)
+        self.sequences = list(saved) if len(saved) == count else [max(saved)] * count  # other shards, one number

@@ -21,9 +21,10 @@ import numpy as np
 
 from headrace.errors import RingError
 from headrace.memory.atomics import load_acquire
+from headrace.memory.layout import Word, slab_bytes
 from headrace.memory.schema import Schema
 from headrace.memory.segment import HeapSegment, Segment
-from headrace.memory.slab import Slab, Word, slab_bytes
+from headrace.memory.slab import Slab
 
 
 class Owner(Enum):

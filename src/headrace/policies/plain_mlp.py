@@ -115,14 +115,6 @@ def head(x: Array, weight: Array, bias: Array, out: Array) -> None:
 
 
 @compiled
-def headed(x: Array, weight: Array, bias: Array) -> Array:
-    """The same, in new memory."""
-    out = np.empty((len(x), len(bias)), np.float32)
-    head(x, weight, bias, out)
-    return out
-
-
-@compiled
 def back_through_head(d: Array, x: Array, weight: Array, d_x: Array, d_weight: Array, d_bias: Array) -> None:
     """dL/dout to the gradients of the head and, unless d_x is empty, of its inputs."""
     d_weight[:] = 0
@@ -254,7 +246,9 @@ class Tower:
         for (weight, bias), before, after in zip(self._hidden, self._inputs, hidden, strict=False):
             torch.addmm(bias, before.tensor, weight.t(), out=after.tensor)
             activate(after.array, self._kind)
-        return headed(self._inputs[-1].array, *self._head)
+        out = np.empty((len(x), len(self._head[1])), np.float32)
+        head(self._inputs[-1].array, *self._head, out)
+        return out
 
     def backward(self, d_head: Array) -> None:
         """From dL/dhead to the gradients of every layer."""

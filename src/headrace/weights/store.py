@@ -8,8 +8,7 @@
 
 The store keeps `capacity` versions (max_lag + 2: all that a slab still in flight may have acted with). A slot says GONE
 while it is written, so a reader that finds the same version before and after its copy has not read a torn one. One
-counter for all: every step that was collected names the version that acted. `publish_every` says how often the present
-weights become a version: after so many updates, or so many seconds.
+counter for all: every step that was collected names the version that acted.
 Does not know how the module is trained, who reads the store, or how weights are saved (saving).
 """
 
@@ -31,6 +30,7 @@ from headrace.memory.segment import HeapSegment, Segment
 from headrace.weights.flat import FlatParameters
 
 _NONE, _GONE = -1, -2
+IsDue = Callable[[int, float], bool]  # (updates so far, seconds since the last version) -> whether to publish now
 
 
 def store_bytes(size: int, capacity: int) -> int:
@@ -150,18 +150,10 @@ class Following:
 
 
 class Weights:
-    """Parameters and their versions. A replayed schedule says itself (`is_due`) after which updates it published."""
+    """Parameters and their versions. `is_due` says after which updates the present weights become one."""
 
-    def __init__(
-        self,
-        flat: FlatParameters,
-        store: WeightStore,
-        every_updates: int = 1,
-        every_s: float = 0.0,
-        is_due: Callable[[int], bool] | None = None,
-    ) -> None:
-        self.flat, self.store = flat, store
-        self._every_updates, self._every_s, self._is_due = every_updates, every_s, is_due
+    def __init__(self, flat: FlatParameters, store: WeightStore, is_due: IsDue = lambda updates, since_s: True) -> None:
+        self.flat, self.store, self._is_due = flat, store, is_due
         self._replica = Replica(FlatParameters(copy.deepcopy(flat.module)))
         self._published_s = now_s()
         self.is_present = True  # the module's weights are those of the latest version
@@ -192,13 +184,7 @@ class Weights:
     def publish_if_due(self, updates: int) -> None:
         """After an update."""
         self.is_present = False
-        if self._is_due is not None:
-            is_due = self._is_due(updates)
-        elif self._every_updates:
-            is_due = updates % self._every_updates == 0
-        else:
-            is_due = now_s() - self._published_s >= self._every_s
-        if is_due:
+        if self._is_due(updates, now_s() - self._published_s):
             self.publish()
 
     def forget(self) -> None:

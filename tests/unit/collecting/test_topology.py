@@ -136,10 +136,19 @@ def test_workers_without_anything_to_do_are_refused(place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("1", (1, 0.0)), ("20", (20, 0.0)), ("0.5s", (0, 0.5)), ("2s", (0, 2.0)), ("1e-3s", (0, 1e-3))]
+    ("text", "due", "not_yet"),
+    [
+        ("1", (7, 0.0), None),
+        ("20", (40, 0.0), (39, 1e9)),
+        ("0.5s", (1, 0.5), (20, 0.49)),
+        ("2s", (1, 2.0), (2, 1.99)),
+        ("1e-3s", (3, 1e-3), (3, 0.0)),
+    ],
 )
-def test_how_often_weights_are_published(text: str, found: tuple[int, float]) -> None:
-    assert publishing(text) == found
+def test_how_often_weights_are_published(text: str, due: tuple[int, float], not_yet: tuple[int, float] | None) -> None:
+    """By the updates so far, and the seconds since the last time."""
+    assert publishing(text)(*due)
+    assert not_yet is None or not publishing(text)(*not_yet)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "s", "0s", "-1s", "infs", "nans", "1m", "1 minute"])

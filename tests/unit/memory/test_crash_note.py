@@ -12,9 +12,10 @@ import pytest
 from headrace.envs.serial import SerialEnvs
 from headrace.envs.vector_env import LiveEpisode
 from headrace.memory.crash_note import CrashNote, CrashNotes, Doing, Noted, notes_bytes
+from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment, SharedSegment
-from headrace.memory.slab import Slab, slab_bytes
+from headrace.memory.slab import Slab
 from headrace.memory.spaces import empty_leaves
 
 SIZES = (3, 1, 8)

@@ -90,10 +90,10 @@ def test_another_number_of_shards_goes_on_from_the_highest_number(num_shards: in
         again.enter(shard, 3, 1)
 
 
-def test_the_sequences_are_the_next_ones_and_a_copy() -> None:
+def test_the_sequences_are_the_next_ones_and_saved_as_a_copy() -> None:
     ledger = Ledger(2)
     ledger.enter(1, 0, 4)
-    sequences = ledger.sequences
-    assert sequences == [0, 1]
-    sequences[0] = 9
+    saved = ledger.encode()["sequences"]
+    assert saved == [0, 1]
+    saved[0] = 9
     assert ledger.sequences == [0, 1]

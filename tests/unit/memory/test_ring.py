@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from headrace.errors import RingError
+from headrace.memory.layout import Word
 from headrace.memory.ring import Lease, Owner, Ring, RingState
 from headrace.memory.segment import SharedSegment
-from headrace.memory.slab import Slab, Word
+from headrace.memory.slab import Slab
 from support.slabs import small_schema
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from headrace.errors import SchemaError
+from headrace.memory.layout import HEADER_BYTES, MAGIC, Word, slab_bytes
 from headrace.memory.schema import Schema
 from headrace.memory.segment import HeapSegment, Segment, SharedSegment
-from headrace.memory.slab import HEADER_BYTES, MAGIC, Slab, Word, slab_bytes
+from headrace.memory.slab import Slab
 from support.slabs import heap_slab, small_schema
 
 ACTOR_WORDS = (

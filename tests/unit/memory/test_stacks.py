@@ -17,8 +17,8 @@ from headrace.envs.spec import EnvSpec
 from headrace.errors import EnvError
 from headrace.learning.assembly import assemble
 from headrace.learning.batch import Batch
+from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import rollout_schema
-from headrace.memory.slab import slab_bytes
 from headrace.memory.spaces import Box, Discrete, stack_of
 from support.bit_envs import Frames
 from support.slabs import act_by_noise, noise_actor, slab_for

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from headrace.collecting.topology import publishing
 from headrace.errors import CheckpointError, HeadraceError
 from headrace.weights import saving, store
 from headrace.weights.flat import FlatParameters, tensors_sha256
@@ -28,11 +29,10 @@ def sha256(weights: Weights) -> str:
     return tensors_sha256(dict(weights.module.named_parameters()))
 
 
-def weights_of(
-    capacity: int = 3, every_updates: int = 1, every_s: float = 0.0, is_due: Callable[[int], bool] | None = None
-) -> Weights:
+def weights_of(capacity: int = 3, is_due: Callable[[int, float], bool] | str = "1") -> Weights:
     flat = FlatParameters(Scaled())
-    return Weights(flat, WeightStore(flat.size, capacity), every_updates, every_s, is_due)
+    is_due = publishing(is_due) if isinstance(is_due, str) else is_due
+    return Weights(flat, WeightStore(flat.size, capacity), is_due)
 
 
 def set_to(weights: Weights, value: float) -> None:
@@ -71,18 +71,16 @@ def test_what_acted_is_kept_for_reading_and_what_is_trained_is_another_module() 
 
 
 @pytest.mark.parametrize(
-    ("every_updates", "is_due", "published"),
+    ("is_due", "published"),
     [
-        (1, None, [1, 2, 3, 4, 5, 6]),
-        (3, None, [3, 6]),
-        (1, lambda updates: updates in (2, 5), [2, 5]),
+        ("1", [1, 2, 3, 4, 5, 6]),
+        ("3", [3, 6]),
+        (lambda updates, since_s: updates in (2, 5), [2, 5]),
     ],
     ids=["every update", "every third", "as recorded"],
 )
-def test_it_publishes_when_it_is_due(
-    every_updates: int, is_due: Callable[[int], bool] | None, published: list[int]
-) -> None:
-    weights, seen = weights_of(every_updates=every_updates, is_due=is_due), []
+def test_it_publishes_when_it_is_due(is_due: Callable[[int, float], bool] | str, published: list[int]) -> None:
+    weights, seen = weights_of(is_due=is_due), []
     for update in range(1, 7):
         before = weights.version
         weights.publish_if_due(update)
@@ -95,7 +93,7 @@ def test_it_publishes_when_it_is_due(
 def test_it_publishes_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(store, "now_s", lambda: clock[0])
-    weights, seen = weights_of(every_updates=0, every_s=1.0), []
+    weights, seen = weights_of(is_due="1s"), []
     for update in range(1, 9):
         clock[0] += 0.4
         weights.publish_if_due(update)
@@ -106,7 +104,7 @@ def test_it_publishes_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("is_published", [True, False])
 def test_it_goes_on_from_a_snapshot(is_published: bool) -> None:
     """Also if the module is ahead of what actors act with; what is done afterwards does not reach the snapshot."""
-    weights = weights_of(every_updates=1 if is_published else 100)
+    weights = weights_of(is_due="1" if is_published else "100")
     set_to(weights, 5.0)
     weights.publish()
     set_to(weights, 6.0)

@@ -26,7 +26,7 @@ from headrace.envs.returns import Returns
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
 from headrace.errors import EnvError, ReplayError
 from headrace.memory.crash_note import CLOSE, DOING, NOTHING, RESET, STEP, CrashNote
-from headrace.memory.slab import Row
+from headrace.memory.layout import Row
 from headrace.memory.spaces import Leaves
 
 Array = npt.NDArray[Any]
