@@ -162,6 +162,7 @@ class Model:
             raise UsageError("this model was closed; make or load another one")
         if self._is_torn:
             self._rewind()
+        self._parts.weights.publish_changed()  # model.policy.load_state_dict(...) before this
         encoded = encode(self._parts.config) | {"session": asdict(config)}
         self._last_dir, self._sinks = run_dir, partial(started, wandb, run_dir, encoded)
         if run_dir is None:

@@ -31,7 +31,7 @@ _ROLLOUT = 2048  # steps of a rollout that is collected for a repetition
 class SweepOptions:
     """Measure steps per second against the number of environments, and find the knee."""
 
-    env: Annotated[str, tyro.conf.Positional]
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
     """A Gymnasium id, envpool:ID, or module:attribute."""
     n_envs: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = (1, 4, 16, 64, 256, 1024)
     """Batch sizes: how many environments are stepped together."""

@@ -53,6 +53,8 @@ def hint(env: str, error: BaseException) -> str:
     newer = _newest(env)
     if newer is not None:
         return f"; {newer} is its newest version"
+    if "unexpected keyword argument 'frameskip'" in str(error):
+        return "; the preset atari sets it, for ids that begin with ALE/"
     missing = next((one.name for one in _chain(error) if isinstance(one, ModuleNotFoundError) and one.name), None)
     if missing in _EXTRAS:
         return f"; or pip install 'headrace[{_EXTRAS[missing]}]'"
