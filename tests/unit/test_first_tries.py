@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,30 @@ def test_a_missing_package_is_one_line(tmp_path: Path) -> None:
         assert outcome.code == 1
         assert "Sim is not installed, run `pip install sim`" in outcome.only_error
         assert "Traceback" not in outcome.err
+
+
+def sim_that_is_missing(env: Any) -> Any:
+    raise gym.error.DependencyNotInstalled("opencv is not installed, run `pip install opencv`")
+
+
+def test_a_wrapper_whose_package_is_missing_is_one_line() -> None:
+    with pytest.raises(EnvError, match="sim_that_is_missing raised DependencyNotInstalled: opencv") as caught:
+        hr.PPO("MlpPolicy", Steady, wrappers=[sim_that_is_missing], **SMALL)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "words", [["plan", "--batch", "4", "--update-ms", "1", "--actor-sps", "5"], ["sweep", "CartPole-v1"]]
+)
+def test_a_picture_without_matplotlib_is_refused_at_once(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    outcome = run(*words, "--plot", "plot.png", cwd=tmp_path)
+    assert outcome.code == 2
+    assert outcome.only_error.endswith(
+        "--plot: expected matplotlib to be installed; pip install 'headrace[plots]', or leave it out"
+    )
 
 
 def test_the_atari_preset_elsewhere_says_where_its_options_come_from() -> None:

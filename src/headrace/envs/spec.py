@@ -181,7 +181,10 @@ class EnvSpec:
             raise
         except BaseException as error:
             require_own(error, f"{self.name}: wrapper {name}")
-            raise _raised(error, f"{self.name}: wrapper {name} raised {reason(error)}{_advice(error)}") from error
+            said = f"{self.name}: wrapper {name} raised {reason(error)}{_advice(error)}"
+            if is_not_installed(error):
+                raise EnvError(said) from None
+            raise _raised(error, said) from error
         if not isinstance(wrapped, gym.Env):
             raise EnvError(
                 f"{self.name}: expected wrapper {name} to give a gymnasium.Env, got {type(wrapped).__name__}"
