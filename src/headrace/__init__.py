@@ -81,7 +81,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+        from headrace.api.other_names import module_hint
+
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}{module_hint(name)}")
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)

@@ -134,16 +134,20 @@ class Parts:
         ours, theirs = self.config.topology, saved["topology"]
         observation = spaces.decode_observation(snapshot.state["observation_space"])
         action = spaces.decode(snapshot.state["action_space"])
-        difference = explain_difference(
-            rollout_schema(self.observation, self.action, ours.n_steps, ours.n_envs),
-            rollout_schema(observation, action, theirs["n_steps"], theirs["n_envs"]),
-        )
+        difference = None
         for name, mine, other in (
             ("observation_space", self.observation, observation),
             ("action_space", self.action, action),
         ):
-            if difference is None and mine != other:  # bounds and numbers of choices have no field
-                difference = f"{name}: expected {mine}, got {other}"
+            if difference is None and mine != other:
+                said = spaces.in_short(mine), spaces.in_short(other)
+                if said[0] == said[1]:  # bounds, or where choices start
+                    said = str(mine), str(other)
+                difference = f"{name}: expected {said[0]} (the environment's), got {said[1]} (the checkpoint's)"
+        difference = difference or explain_difference(
+            rollout_schema(self.observation, self.action, ours.n_steps, ours.n_envs),
+            rollout_schema(observation, action, theirs["n_steps"], theirs["n_envs"]),
+        )
         kept, name = self.reader.journal.last_obs, f"last_{STATE}"
         remembered = [leaf.shape if leaf is not None else () for leaf in (kept.get(STATE), snapshot.episodes.get(name))]
         if difference is None and remembered[0] != remembered[1]:

@@ -44,18 +44,19 @@ class SessionFiles:
         is_async: bool,
         seed: int = 0,
         sinks: Callable[[], Sequence[Sink]] = tuple,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._dir, self._config = run_dir, config
         self._num_shards, self._is_async, self._seed = num_shards, is_async, seed
         self.is_recording = run_dir is not None and config.keep_episodes_mb > 0
-        self._make_more, self._sinks = sinks, Sinks([])
+        self._make_more, self._sinks, self._say = sinks, Sinks([]), say
         self._writers: list[Write] = []
 
     @contextmanager
     def open(self, steps: int, updates: int) -> Iterator[None]:
         """For a session that goes on from that step."""
         with ExitStack() as stack:
-            self._sinks = Sinks([*self._own_sinks(), *self._more_sinks()])
+            self._sinks = Sinks([*self._own_sinks(), *self._more_sinks()], self._say)
             stack.callback(self._sinks.close)
             if self._dir is None:
                 yield

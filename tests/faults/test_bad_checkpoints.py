@@ -177,7 +177,7 @@ def test_resume_with_another_schema(damaged: Path, monkeypatch: pytest.MonkeyPat
     before = files_in(damaged)
     outcome = run("train", "--resume", "out", "--quiet", cwd=damaged.parent)
     assert outcome.code == 1
-    assert_says(outcome.only_error, ["does not fit this run", "'obs'", "(5,)", "(3,)"])
+    assert_says(outcome.only_error, ["does not fit this run", "observation_space", "(5,)", "(3,)"])
     assert files_in(damaged) == before
 
 
@@ -212,7 +212,7 @@ def test_an_evaluation_that_can_not_be(option: str, value: str, code: int, said:
 def test_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
     with hr.PPO("MlpPolicy", Steady, n_envs=2, n_steps=8, seed=7) as model:
         model.save(tmp_path / "model")
-    with pytest.raises(SchemaError, match=r"'obs'.*\(4,\).*\(3,\)"):
+    with pytest.raises(SchemaError, match=r"observation_space.*\(4,\).*\(3,\)"):
         hr.PPO.load(tmp_path / "model", env="CartPole-v1")
     with pytest.raises(UsageError, match=r"built by functions \(Steady\).* pass env="):
         hr.PPO.load(tmp_path / "model")

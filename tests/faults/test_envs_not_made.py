@@ -31,7 +31,11 @@ CASES = {
     "HalfCheetah-v2": (EnvError, "HalfCheetah-v5 is its newest version"),
     "CartPoel-v1": (UsageError, "did you mean CartPole-v1"),
     "CartPole-v9": (UsageError, "did you mean CartPole-v1"),
-    "ALE/NoSuchGame-v5": (UsageError, "pip install 'headrace[atari]', and write ale_py:ALE/NoSuchGame-v5"),
+    "ALE/NoSuchGame-v5": (UsageError, "unknown environment 'ALE/NoSuchGame-v5': did you mean ALE/"),
+    "ALE/Ponk-v5": (UsageError, "did you mean ALE/Pong-v5"),
+    "made.py:Silent": (UsageError, "expected a module, without .py: made:"),
+    "./made.py": (UsageError, "expected module:attribute for a class of your own, as in made:MyEnv"),
+    "made:Silnt": (UsageError, "module 'made' has no attribute 'Silnt'; did you mean Silent?"),
     "NoGameNoFrameskip-v9": (UsageError, "pip install 'headrace[atari]', and write ale_py:NoGameNoFrameskip-v9"),
     "FetchNothing-v9": (UsageError, "pip install gymnasium-robotics, and write gymnasium_robotics:FetchNothing-v9"),
 }  # fmt: skip

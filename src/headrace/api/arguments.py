@@ -17,11 +17,13 @@ from typing import Any, TypeGuard, TypeVar, cast
 import gymnasium as gym
 
 from headrace import presets
-from headrace.api.sb3_words import POLICY, require_adam, require_nothing
+from headrace.api.other_names import option_hint
+from headrace.api.sb3_words import MODEL, POLICY, require_adam, require_nothing
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.instances import Instance, like
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
 from headrace.errors import UsageError, whole
+from headrace.learning.config import PpoConfig
 from headrace.policies.activations import activation_named
 from headrace.policies.config import BUILT_IN, Extractors, PolicyConfig
 from headrace.policies.policy import Module, require_policy
@@ -29,6 +31,9 @@ from headrace.run_config import CLASS, KWARGS, SessionConfig
 
 OF_ITS_OWN = ("action_masks", "norm_obs", "norm_obs_keys", "clip_obs")
 """What a policy's configuration has beside policy_kwargs: keywords of their own."""
+
+_LEARN = ("callback", "tb_log_name", "reset_num_timesteps", "progress_bar", "run_dir", "wandb")
+"""What learn takes beside the options of a session."""
 
 
 def is_single(env: Any) -> TypeGuard[gym.Env[Any, Any]]:
@@ -48,6 +53,11 @@ def env_spec(
     action_repeat: int = 1,
 ) -> EnvSpec:
     """The environment and how it is wrapped."""
+    if isinstance(env, str) and env in BUILT_IN:
+        raise UsageError(
+            f"env: expected an environment, got the policy's name {env!r}; the order is hr.PPO(policy, env) and "
+            f"hr.Collector(env, policy)"
+        )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise UsageError(f"env_kwargs: expected a dictionary of keyword arguments, got {kwargs!r}")
     given: Any = wrappers
@@ -224,9 +234,25 @@ def require_known(what: str, given: Iterable[str], known: Sequence[str]) -> None
     """Refuse options that there are not, with the one that was meant."""
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"expected some of {', '.join(sorted(known))}"
+            taken = sorted(one for one in known if one not in MODEL)
+            close = difflib.get_close_matches(name, taken, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"expected some of {', '.join(taken)}"
             raise UsageError(f"{what}: unknown option {name}: {hint}")
+
+
+def require_options(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """The same for a constructor, whose users may mean an option of learn, of policy_kwargs or of another library."""
+    shapes = [*(field.name for field in fields(PolicyConfig)), "activation_fn", CLASS, KWARGS]
+    others = {"learn": _of_learn(), "policy_kwargs": shapes, "PPO": [field.name for field in fields(PpoConfig)]}
+    for name in given:
+        hint = option_hint(name, list(known), others)
+        if name not in known and hint is not None:
+            raise UsageError(f"{what}: unknown option {name}: {hint}")
+    require_known(what, given, known)
+
+
+def _of_learn() -> list[str]:
+    return [*_LEARN, *(field.name for field in fields(SessionConfig))]
 
 
 def device_of(device: Any, learner_device: Any) -> str:
@@ -241,7 +267,7 @@ def learn_config(total_timesteps: Any, tb_log_name: Any, **options: Any) -> Sess
     """The keywords of learn; a number of steps may be written as 1e5."""
     if not isinstance(tb_log_name, str):
         raise UsageError(f"tb_log_name: expected a text, got {tb_log_name!r}")
-    require_known("learn", options, [field.name for field in fields(SessionConfig)])
+    require_known("learn", options, _of_learn())
     if isinstance(total_timesteps, float) and total_timesteps.is_integer():
         total_timesteps = int(total_timesteps)
     return SessionConfig(whole("total_timesteps", total_timesteps, 1), **options)

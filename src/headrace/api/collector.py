@@ -10,7 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from headrace.api.arguments import drawn_seed, env_spec, extractors_given, number_of, own_module, place, policy_config
+from headrace.api.arguments import (
+    drawn_seed,
+    env_spec,
+    extractors_given,
+    number_of,
+    own_module,
+    place,
+    policy_config,
+    require_options,
+)
 from headrace.api.loan import end_loan
 from headrace.build import Parts, build_parts
 from headrace.collecting.source import Harvest
@@ -66,7 +75,9 @@ class Collector:
         worker_max_memory_mb: int = 0,
         worker_max_episodes: int = 0,
         env_retries: int = 100,
+        **unknown: Any,
     ) -> None:
+        require_options("Collector", unknown, [name for name in locals() if name not in ("self", "unknown")])
         module = own_module(policy)
         config = RunConfig(
             env=env_spec(env, env_kwargs, wrappers, action_repeat),

@@ -5,6 +5,7 @@ model's present weights + environments of the evaluation branch of its seed tree
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,7 @@ from headrace.envs.serial import SerialEnvs
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.envs.successes import Successes, success
 from headrace.envs.vector_env import VectorEnv
-from headrace.errors import SchemaError, whole
+from headrace.errors import SchemaError, UsageError, whole
 from headrace.evaluation.evaluate import Evaluated, evaluate
 from headrace.inference.recurrent import inference_of
 from headrace.memory.schema import state_leaf
@@ -79,6 +80,9 @@ def played(
     callback: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
 ) -> Evaluated:
     """The episodes of an evaluate_policy."""
+    if not hasattr(model, "parts"):
+        hint = "; load it first: hr.PPO.load(path)" if isinstance(model, str | os.PathLike) else ""
+        raise UsageError(f"evaluate_policy: expected a model or a collector, got {type(model).__name__}{hint}")
     n_eval_episodes = whole("n_eval_episodes", n_eval_episodes, 1)
     if hasattr(env, "num_envs") and hasattr(env, "step") and not isinstance(env, gym.vector.VectorEnv):
         return _evaluate_steps(model, env, n_eval_episodes, deterministic, render, callback)

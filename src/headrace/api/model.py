@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import gymnasium as gym
 import numpy.typing as npt
@@ -24,7 +24,8 @@ import numpy.typing as npt
 from headrace.api.arguments import device_of, elsewhere, extractors_given, folder, learn_config, next_folder, with_env
 from headrace.api.callbacks import Calls, Logger
 from headrace.api.evaluation import evaluate_parts
-from headrace.api.plan_text import facts, plan_text
+from headrace.api.other_names import attribute_hint
+from headrace.api.plan_text import described, facts, plan_text
 from headrace.api.prediction import predicted
 from headrace.api.vec_env import VecEnv, play_envs
 from headrace.build import Parts, build_run
@@ -32,6 +33,7 @@ from headrace.checkpoints.run_directory import open_run_dir
 from headrace.checkpoints.snapshot import Snapshot, find_latest, save
 from headrace.collecting.schedule import Schedule
 from headrace.collecting.topology import TopologyConfig
+from headrace.envs.instances import Instance, like, single
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import HeadraceError, UsageError
 from headrace.evaluation.in_passing import InPassing
@@ -160,6 +162,7 @@ class Model:
             raise UsageError("this model was closed; make or load another one")
         if self._is_torn:
             self._rewind()
+        self._parts.weights.publish_changed()  # model.policy.load_state_dict(...) before this
         encoded = encode(self._parts.config) | {"session": asdict(config)}
         self._last_dir, self._sinks = run_dir, partial(started, wandb, run_dir, encoded)
         if run_dir is None:
@@ -169,15 +172,16 @@ class Model:
             return self._train(config, run_dir, show, callback)
 
     def _train(self, config: SessionConfig, run_dir: Path | None, show: bool, callback: Callback | None) -> Result:
-        parts, view = self._parts, None
+        parts, view, say = self._parts, None, (lambda text: None)
         if show:
             view = TerminalView(parts.config.env.name, config.total_timesteps, facts(parts, self._run.algorithm))
-            parts.reader.say = view.message
+            parts.reader.say = say = view.message
         place, notes, nan_policy = parts.topology, parts.topology.reasons, parts.config.topology.nan_policy
         if nan_policy != "raise" and config.keep_episodes_mb:  # a replay would see what was mended, not what is stored
             notes = (*notes, f"nan_policy={nan_policy}: episodes are not recorded, so headrace replay has none")
             config = replace(config, keep_episodes_mb=0)
-        files = SessionFiles(run_dir, config, len(place.shards), place.max_lag > 0, parts.config.seed, self._sinks)
+        files = SessionFiles(run_dir, config, len(place.shards), place.max_lag > 0, parts.config.seed, self._sinks,
+                             say)  # fmt: skip
         parts.reader.is_recording = files.is_recording
         check = self._checked_in_passing(config.check_episodes)
         play = partial(evaluate_parts, parts)
@@ -201,18 +205,10 @@ class Model:
         save(self._snapshot(), Path(path))
 
     @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        env: EnvSource | EnvSpec | None = None,
-        policy: Module | None = None,
-        weights_only: bool = False,
-        topology: str | None = None,
-        workers: int | str | None = None,
-        trust: bool = False,
-        policy_kwargs: Mapping[str, Any] | None = None,
-        **schedules: Any,
-    ) -> Self:
+    def load(cls, path: str | os.PathLike[str], env: EnvSource | EnvSpec | Instance | None = None,
+             policy: Module | None = None, weights_only: bool = False, topology: str | None = None,
+             workers: int | str | None = None, trust: bool = False, policy_kwargs: Mapping[str, Any] | None = None,
+             **schedules: Any) -> Self:  # fmt: skip
         """A model from `save`, a checkpoint or a run directory, ready to go on learning bit for bit.
 
         With `weights_only` it predicts and evaluates: live episodes are not replayed, learning starts anew. `topology`
@@ -227,21 +223,16 @@ class Model:
         if "device" in schedules:  # SB3's name
             schedules["learner_device"] = device_of(schedules.pop("device"), schedules.get("learner_device"))
         place, own = elsewhere(snapshot.state["config"]["topology"], topology, workers), extractors_given(policy_kwargs)
-        return cls.from_snapshot(snapshot, env, policy, weights_only, place, trust, extractors=own, **schedules)
+        spec = like(env) if isinstance(env, gym.Env | gym.vector.VectorEnv) else env
+        model = cls.from_snapshot(snapshot, spec, policy, weights_only, place, trust, extractors=own, **schedules)
+        model._instance = single(env)
+        return model
 
     @classmethod
-    def from_snapshot(
-        cls,
-        snapshot: Snapshot,
-        env: EnvSource | EnvSpec | None = None,
-        policy: Module | None = None,
-        weights_only: bool = False,
-        topology: TopologyConfig | None = None,
-        trust: bool = False,
-        total_timesteps: int | None = None,
-        extractors: Extractors | None = None,
-        **schedules: Any,
-    ) -> Self:
+    def from_snapshot(cls, snapshot: Snapshot, env: EnvSource | EnvSpec | None = None, policy: Module | None = None,
+                      weights_only: bool = False, topology: TopologyConfig | None = None, trust: bool = False,
+                      total_timesteps: int | None = None, extractors: Extractors | None = None,
+                      **schedules: Any) -> Self:  # fmt: skip
         """The same, from a snapshot that is already in memory; `topology` may place the actors elsewhere."""
         admit(snapshot, env, trust, has_policy=extractors is not None or policy is not None)
         spec = env if isinstance(env, EnvSpec) or env is None else with_env(snapshot.state["config"]["env"], env)
@@ -282,6 +273,12 @@ class Model:
             if self.result is not None:
                 self.result = with_not_closed(self.result, self._last_dir, message_of(error))
             raise
+
+    def __repr__(self) -> str:
+        return described(type(self).__name__, self._parts, self.num_timesteps)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{attribute_hint(name)}")
 
     def __enter__(self) -> Self:
         return self

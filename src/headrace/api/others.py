@@ -22,7 +22,7 @@ from headrace.api.arguments import (
     own_module,
     place,
     policy_config,
-    require_known,
+    require_options,
 )
 from headrace.api.model import Model
 from headrace.collecting.topology import TopologyConfig
@@ -56,7 +56,7 @@ class OtherModel(Model):
     ) -> None:
         own, where = ({field.name for field in fields(kind)} for kind in (self.config, TopologyConfig))
         known = own | where | set(OF_ITS_OWN) | set(inspect.signature(type(self)).parameters)
-        require_known(type(self).__name__, options, sorted(known))
+        require_options(type(self).__name__, options, sorted(known))
         options["learner_device"] = device_of(device, options.get("learner_device"))
         shows = whole("verbose", verbose, 0)
         log_folder = None if tensorboard_log is None else folder("tensorboard_log", tensorboard_log)

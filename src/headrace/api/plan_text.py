@@ -15,6 +15,12 @@ def plan_text(parts: Parts, algorithm: Algorithm) -> str:
     return "\n".join([*lines, *(f"why          {reason}" for reason in parts.topology.reasons)])
 
 
+def described(kind: str, parts: Parts, steps: int) -> str:
+    """A model in one line."""
+    config = parts.config
+    return f"{kind}({config.policy.policy!r}, {config.env.name!r}, n_envs={config.topology.n_envs}) at {steps:,} steps"
+
+
 def facts(parts: Parts, algorithm: Algorithm) -> dict[str, str]:
     """The plan in a few words each."""
     config, topology = parts.config, parts.topology
@@ -30,10 +36,16 @@ def facts(parts: Parts, algorithm: Algorithm) -> dict[str, str]:
         "policy": f"{type(parts.module).__name__}, {parts.weights.flat.vector.numel():,} parameters, "
         f"tiles of {parts.tile}",
         **({"features": features} if (features := getattr(parts.module, "summary", None)) else {}),
-        "rollout": f"{n_steps} x {n_envs} = {n_steps * n_envs:,} steps",
+        "rollout": f"{n_steps} x {n_envs} = {n_steps * n_envs:,} steps{_one_minibatch(parts)}",
         "algorithm": f"{config.algorithm.name}, {algorithm.summary}",
         "seed": str(config.seed),
     }
+
+
+def _one_minibatch(parts: Parts) -> str:
+    config = parts.config
+    is_short = config.topology.n_steps * config.topology.n_envs < config.algorithm.batch_size
+    return f", fewer than batch_size {config.algorithm.batch_size:,}: one minibatch" if is_short else ""
 
 
 def _workers(topology: Topology) -> str:

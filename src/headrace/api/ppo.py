@@ -18,7 +18,7 @@ from headrace.api.arguments import (
     own_module,
     place,
     policy_config,
-    require_known,
+    require_options,
     takes_preset,
 )
 from headrace.api.model import Model
@@ -123,7 +123,7 @@ class PPO(Model):
         norm_reward, clip_obs, clip_reward and norm_obs_keys are VecNormalize's.
         """
         given = locals()
-        require_known("PPO", unknown, [name for name in given if name not in ("self", "unknown")])
+        require_options("PPO", unknown, [name for name in given if name not in ("self", "unknown")])
         require_nothing(given, MODEL)
         given["learner_device"] = device_of(device, learner_device)
         if tensorboard_log is not None:

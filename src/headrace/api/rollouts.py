@@ -92,6 +92,8 @@ class RolloutWriter:
 
     def __init__(self, collector: Collector, to: str | os.PathLike[str]) -> None:
         require_target(to)
+        if not isinstance(collector, Collector):
+            raise UsageError(f"RolloutWriter: expected an hr.Collector, got {type(collector).__name__}")
         config = collector.parts.config
         self.episodes = self.steps = 0  # written so far
         self._seed_of = cache(config.env.seed_of(config.seed, Purpose.ENV))

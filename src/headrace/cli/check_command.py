@@ -34,6 +34,8 @@ class CheckOptions:
     """atari: with Gymnasium's wrappers for Atari, as headrace train has them."""
     action_repeat: int = 1
     """Send every action this many times."""
+    action_masks: bool = False
+    """Send no action that the environment forbids, as headrace train --action-masks does."""
     seed: int = 1
     """Root of the check's random numbers."""
     hang_ceiling_s: float = 300.0
@@ -57,7 +59,7 @@ def main(argv: list[str]) -> int:
     passing(f"looking at {spec.name} ...")
     child, patience_s, has_answer = Child.spawn("headrace-check"), 0.0, False
     try:
-        child.assign(_check, (spec, options.seed, options.hang_ceiling_s))
+        child.assign(_check, (spec, options.seed, options.hang_ceiling_s, options.action_masks))
         while (data := child.line.receive()) is not None:
             passing(f"{data[1:].decode()} ..." if data.startswith(_SAID) else "")
             if data.startswith(_FAILED):
@@ -74,14 +76,14 @@ def main(argv: list[str]) -> int:
     return 0 if has_answer else 1
 
 
-def _check(line: Line, asked: tuple[EnvSpec, int, float]) -> None:
+def _check(line: Line, asked: tuple[EnvSpec, int, float, bool]) -> None:
     """In a process of its own: what the environments have spawned goes with it, however the command ends."""
     from headrace.evaluation.check import check_env
     from headrace.runtime.failures import report
 
-    spec, seed, hang_ceiling_s = asked
+    spec, seed, hang_ceiling_s, has_masks = asked
     try:
-        found = check_env(spec, seed, lambda text: line.send(_SAID + text.encode()), hang_ceiling_s)
+        found = check_env(spec, seed, lambda text: line.send(_SAID + text.encode()), hang_ceiling_s, has_masks)
         line.send(_ANSWER + found.text().encode())
     except BaseException as error:
         line.send(_FAILED + report(error))

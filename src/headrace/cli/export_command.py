@@ -22,7 +22,7 @@ class ExportOptions:
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run directory, a checkpoint, or what PPO.save wrote."""
-    to: Path
+    to: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """The file to write, as in policy.onnx."""
     policy: Annotated[str | None, tyro.conf.arg(metavar="POLICY")] = None
     """Your own policy, if the run had one: module:attribute of a class or function that makes it."""

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from headrace.api.other_names import flag_hint
 from headrace.checkpoints.proof import CONFIGURATION, doubt_about
 from headrace.cli.help_text import help_text
 from headrace.errors import UsageError
@@ -50,11 +51,14 @@ _NUMBERS = ConstructorRegistry()  # so that what is no number is refused in the 
 
 @_NUMBERS.primitive_rule
 def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    kind = info.type
+    is_optional = info.type in (int | None, float | None)
+    kind = next(one for one in typing.get_args(info.type) if one is not type(None)) if is_optional else info.type
     if kind not in (int, float):
         return None
 
     def read(words: list[str]) -> Any:
+        if is_optional and words == ["None"]:
+            return None
         try:
             if kind is int and "e" in words[0].lower() and float(words[0]).is_integer():  # 1e6
                 return int(float(words[0]))
@@ -66,7 +70,9 @@ def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         nargs=1,
         metavar={int: "N", float: "X"}[kind],
         instance_from_str=read,
-        is_instance=lambda value: type(value) is kind or (kind is float and type(value) is int),
+        is_instance=lambda value: (
+            (value is None and is_optional) or type(value) is kind or (kind is float and type(value) is int)
+        ),
         str_from_instance=lambda value: [str(value)],
     )
 
@@ -98,9 +104,28 @@ def parse(kind: type[Options], argv: list[str], command: str, default: Options |
     if {"-h", "--help"} & set(argv):
         print(help_text(kind, command, default, shutil.get_terminal_size().columns), end="")
         raise SystemExit(0)
+    _refuse_other_names(kind, argv)
     given: dict[str, Any] = {} if default is None else {"default": default}
     options: Options = tyro.cli(kind, args=argv, prog=f"headrace {command}", registry=_NUMBERS, **given)
     return options
+
+
+def _refuse_other_names(kind: Any, argv: list[str]) -> None:
+    """Options of other programs that have another form here: tyro would only say that it does not know them."""
+    known = {name.replace("_", "-") for name in _names(kind)}
+    for argument in argv:
+        flag = argument[2:].partition("=")[0].removeprefix("no-") if argument.startswith("--") else ""
+        hint = flag_hint(flag)
+        if hint is not None and flag not in known:
+            raise UsageError(f"unknown option --{flag}: {hint}")
+
+
+def _names(kind: Any) -> typing.Iterator[str]:
+    for name, one in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(one):
+            yield from _names(one)
+        else:
+            yield name
 
 
 def translate(argv: list[str]) -> list[str]:

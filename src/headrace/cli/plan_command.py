@@ -17,6 +17,7 @@ from headrace.cli.options import parse, translate
 from headrace.cli.printing import passing
 from headrace.cli.writing import write_answer
 from headrace.errors import UsageError
+from headrace.extras import require
 from headrace.planning.quantities import parse_bytes, parse_rate, step_bytes, with_unit
 from headrace.planning.sizing import Job, Sizing, size, what_helps
 
@@ -69,6 +70,8 @@ class PlanOptions:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(PlanOptions, translate(argv), "plan")
+    if options.plot is not None:
+        require("plots", "--plot")
     forecast: list[Forecast] = []
     if options.measure is not None:
         job, forecast = _measured(options, options.measure)

@@ -21,7 +21,7 @@ class RolloutsOptions:
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run directory."""
-    to: str
+    to: Annotated[str, tyro.conf.arg(metavar="FILE")]
     """FILE.parquet, or minari:ID such as minari:cartpole/mine-v0."""
     env: str | None = None
     """The environment, if the run's own is not to be built (id or module:attribute)."""

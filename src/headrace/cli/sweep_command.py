@@ -17,6 +17,7 @@ from headrace.cli.options import env_kwargs, parse, translate
 from headrace.cli.printing import passing
 from headrace.cli.writing import write_answer
 from headrace.errors import UsageError
+from headrace.extras import require
 from headrace.planning.sweep import Curve, Point, curve_of, explained
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _ROLLOUT = 2048  # steps of a rollout that is collected for a repetition
 class SweepOptions:
     """Measure steps per second against the number of environments, and find the knee."""
 
-    env: Annotated[str, tyro.conf.Positional]
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
     """A Gymnasium id, envpool:ID, or module:attribute."""
     n_envs: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = (1, 4, 16, 64, 256, 1024)
     """Batch sizes: how many environments are stepped together."""
@@ -58,6 +59,8 @@ class SweepOptions:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(SweepOptions, translate(argv), "sweep")
+    if options.plot is not None:
+        require("plots", "--plot")
     for name in ("n_envs", "workers"):
         if any(one < 1 for one in getattr(options, name)) or (name == "n_envs" and not options.n_envs):
             raise UsageError(f"--{name.replace('_', '-')}: expected numbers of at least 1, as in 1 4 16")

@@ -8,6 +8,7 @@ anything starts. Starts nothing itself.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ _OUT_OF_BOUNDS = {"warn": True, "refuse": True, "ignore": True}
 
 
 MAX_WINDOW = 10_000
+_OF_SERVERS = ("inference_servers", "inference_max_batch", "inference_max_wait_ms")
 PLACES = (
     "topology", "workers", "shards", "inference", "inference_servers", "inference_max_batch", "inference_max_wait_ms",
     "double_buffering", "start_method", "spares", "out_of_bounds",
@@ -265,7 +267,9 @@ def resolve(
     if topology == "inline":
         workers = 1
     if workers > config.n_envs:
-        raise UsageError(f"workers: expected at most n_envs = {config.n_envs}, got {workers}")
+        raise UsageError(
+            f"workers: expected at most n_envs = {config.n_envs}, got {workers}; raise n_envs, or ask for fewer"
+        )
     placement = settle(config, topology, workers, place)
     inference, turns = placement.inference, placement.turns
     if placement.reason:
@@ -278,6 +282,9 @@ def resolve(
         reasons.append(f"shards={count}: {groups} for each worker")
     if topology != "processes" and (config.worker_max_memory_mb or config.worker_max_episodes):
         reasons.append("worker_max_memory_mb, worker_max_episodes: no effect, there are no worker processes")
+    asked = [name for name in _OF_SERVERS if getattr(config, name) != getattr(TopologyConfig, name)]
+    if asked and inference == "local":
+        reasons.append(f"{', '.join(asked)}: no effect, the policy runs where the environments do (inference=local)")
     servers = config.inference_servers if inference == "central" else 0
     if servers > count:
         raise UsageError(f"inference_servers: expected at most shards = {count}, got {servers}")
@@ -312,8 +319,10 @@ def split(n_envs: int, count: int) -> list[range]:
 
 
 def _require(name: str, value: str, known: dict[str, bool]) -> None:
+    built = [key for key, is_built in known.items() if is_built]
     if value not in known:
-        raise UsageError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+        close = difflib.get_close_matches(value, built, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UsageError(f"{name}: expected one of {', '.join(built)}, got {value!r}{hint}")
     if not known[value]:
-        built = ", ".join(key for key, is_built in known.items() if is_built)
-        raise UsageError(f"{name}={value} is not built yet; use one of {built}")
+        raise UsageError(f"{name}={value} is not built yet; use one of {', '.join(built)}")

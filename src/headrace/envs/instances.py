@@ -50,6 +50,11 @@ def like(env: Instance) -> EnvSpec:
     return vector_spec_of(env) if isinstance(env, gym.vector.VectorEnv) else spec_of(env)
 
 
+def single(env: Any) -> Env | None:
+    """An instance of one environment; None if it is anything else. EnvPool's pools are of both classes."""
+    return None if isinstance(env, gym.vector.VectorEnv) or not isinstance(env, gym.Env) else env
+
+
 def vector_spec_of(envs: gym.vector.VectorEnv[Any, Any, Any]) -> EnvSpec:
     """What makes vector environments like this one, of any size."""
     made = envs.spec

@@ -77,10 +77,15 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
         given = self._given(obs, info)
         if given is None and is_over:
             return np.ones(self._size, np.int8)
+        if given is None:
+            raise RefusedError(
+                f"gave no action mask; expected {self._size} entries of 0 and 1 in {_HOW}; leave action_masks out if "
+                f"there are none"
+            )
         mask = np.asarray(given)
-        if given is None or mask.shape != (self._size,) or mask.dtype.kind not in "biuf":
-            got = "none" if given is None else f"{mask.dtype} of shape {mask.shape}"
-            raise RefusedError(f"returned the action mask {got}, expected {self._size} of 0 and 1 ({_HOW})")
+        if mask.shape != (self._size,) or mask.dtype.kind not in "biuf":
+            got = f"{mask.dtype} of shape {mask.shape}"
+            raise RefusedError(f"gave an action mask of {got}, expected {self._size} entries of 0 and 1 in {_HOW}")
         if not ((mask == 0) | (mask == 1)).all():
             raise RefusedError(f"returned the action mask {mask.tolist()}, expected {self._size} of 0 and 1")
         self._allowed = mask.astype(np.int8)

@@ -33,6 +33,7 @@ _PACKAGES = {
     "procgen": ("procgen", "procgen"),
 }
 _INSTALL = dict(_PACKAGES.values())
+_EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco"}  # modules that Gymnasium's own environments need
 
 
 def reason(error: BaseException) -> str:
@@ -52,10 +53,19 @@ def hint(env: str, error: BaseException) -> str:
     newer = _newest(env)
     if newer is not None:
         return f"; {newer} is its newest version"
+    if "unexpected keyword argument 'frameskip'" in str(error):
+        return "; the preset atari sets it, for ids that begin with ALE/"
+    missing = next((one.name for one in _chain(error) if isinstance(one, ModuleNotFoundError) and one.name), None)
+    if missing in _EXTRAS:
+        return f"; or pip install 'headrace[{_EXTRAS[missing]}]'"
     if any("pip install" in str(one) for one in _chain(error)):
         return ""
-    missing = next((one.name for one in _chain(error) if isinstance(one, ModuleNotFoundError) and one.name), None)
     return f"; {to_install(missing)}" if missing else ""
+
+
+def is_not_installed(error: BaseException) -> bool:
+    """Whether it says that a package is missing: the line says it all, and no environment has run."""
+    return isinstance(error, gym.error.DependencyNotInstalled)
 
 
 def to_install(module: str) -> str:
@@ -68,14 +78,26 @@ def to_install(module: str) -> str:
 
 def unknown(env_id: str) -> str:
     """What to do about an id that nothing has registered."""
+    if env_id.endswith(".py"):
+        return f"expected module:attribute for a class of your own, as in {module_of(env_id)}:MyEnv"
+    family = [one for one in gym.registry if any(one.startswith(start) and env_id.startswith(start)
+                                                 for start in _PACKAGES)]  # fmt: skip
+    close = difflib.get_close_matches(env_id, family, n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
     for beginning, (module, package) in _PACKAGES.items():
         if env_id.startswith(beginning):
             return f"{module} registers it: pip install {package}, and write {module}:{env_id}"
     if re.search(r"NoFrameskip-v\d|Deterministic-v\d|-ramD?", env_id):
         return f"an Atari id without a namespace? pip install {_INSTALL['ale_py']}, and write ale_py:{env_id}"
-    close = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.4)
+    close = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.6)
     guess = f"did you mean {' or '.join(close)}?" if close else "see gymnasium.pprint_registry()"
     return f"{guess} (a Gymnasium id, module:id for one that a package registers, or module:attribute for your own)"
+
+
+def module_of(path: str) -> str:
+    """How a file's name is written as a module."""
+    return path.removesuffix(".py").removeprefix("./").replace("/", ".")
 
 
 def _newest(env: str) -> str | None:

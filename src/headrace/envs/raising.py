@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
+from headrace.envs.missing import reason
 from headrace.envs.vector_env import EnvFailure
 from headrace.plain_text import message_of
 
@@ -34,7 +35,7 @@ def failure(position: int, env_index: int, error: BaseException, where: str = ""
     text = message_of(error)
     if isinstance(error, RefusedError):
         return EnvFailure(position, f"{f'{where} ' if where else ''}{text}")
-    said = f"raised {type(error).__name__}{f': {text}' if text else ''}"
+    said = f"raised {type(error).__name__}: {text}" if text else f"raised {reason(error)}"
     hint, is_raised = "", not isinstance(error, KeyboardInterrupt)  # which asks for an end
     if isinstance(error, TypeError | ValueError) and "unpack" in text:
         names, count = ("(observation, info)", 2) if where.startswith("reset") else (_STEP, 5)
@@ -42,8 +43,17 @@ def failure(position: int, env_index: int, error: BaseException, where: str = ""
         trace = error.__traceback__
         if trace is not None and trace.tb_next is None:  # it was our own unpacking of what it returned
             is_raised, hint = False, ""
-            said = f"returned {_amount(text)}, expected {count} {names}"
+            said = f"returned {_amount(text)}, expected {count} {names}{_old_ways(text, where)}"
     return EnvFailure(position, f"{f'{where} ' if where else ''}{said}{hint}", is_raised)
+
+
+def _old_ways(text: str, where: str) -> str:
+    """What to do about an environment that was written for gym, before Gymnasium."""
+    if where.startswith("reset") and "got 2" not in text:
+        return "; an environment of the old gym returns the observation alone: return observation, {}"
+    if not where and "got 4" in text:
+        return "; an environment of the old gym returns one flag: return terminated and truncated in its place"
+    return ""
 
 
 def _amount(text: str) -> str:

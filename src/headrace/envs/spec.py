@@ -10,6 +10,7 @@ Knows how to build an environment; does not step it.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import json
@@ -22,7 +23,7 @@ import gymnasium as gym
 import numpy as np
 
 from headrace.envs.adapters import envpool
-from headrace.envs.missing import hint, reason, to_install, unknown
+from headrace.envs.missing import hint, is_not_installed, module_of, reason, to_install, unknown
 from headrace.envs.raising import require_own
 from headrace.envs.registered import adopt, entry_of, hush, register_family
 from headrace.envs.returns import number
@@ -170,7 +171,7 @@ class EnvSpec:
         except UsageError:
             raise
         except BaseException as error:
-            raise self._failed(error) from error
+            raise self._failed(error) from (None if is_not_installed(error) else error)
 
     def _wrap(self, env: gym.Env[Any, Any], wrapper: Any) -> gym.Env[Any, Any]:
         wrap, name = (_load_wrapper(wrapper), wrapper) if isinstance(wrapper, str) else (wrapper, _name_of(wrapper))
@@ -180,7 +181,10 @@ class EnvSpec:
             raise
         except BaseException as error:
             require_own(error, f"{self.name}: wrapper {name}")
-            raise _raised(error, f"{self.name}: wrapper {name} raised {reason(error)}{_advice(error)}") from error
+            said = f"{self.name}: wrapper {name} raised {reason(error)}{_advice(error)}"
+            if is_not_installed(error):
+                raise EnvError(said) from None
+            raise _raised(error, said) from error
         if not isinstance(wrapped, gym.Env):
             raise EnvError(
                 f"{self.name}: expected wrapper {name} to give a gymnasium.Env, got {type(wrapped).__name__}"
@@ -202,13 +206,13 @@ class EnvSpec:
             # Gymnasium's passive checker looks at the first step only and costs a call on every one; we look at all.
             return gym.make(env_id, **{"disable_env_checker": True, **self.kwargs})
         except BaseException as error:
-            raise self._failed(error) from error
+            raise self._failed(error) from (None if is_not_installed(error) else error)
 
     def _failed(self, error: BaseException) -> EnvError:
         require_own(error, self.name)
         with_kwargs = f" with kwargs {dict(self.kwargs)}" if self.kwargs else ""
         said = f"{self.name}: could not be made{with_kwargs}: {reason(error)}{hint(self.name, error)}"
-        return _raised(error, said)
+        return EnvError(said) if is_not_installed(error) else _raised(error, said)
 
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
@@ -288,7 +292,9 @@ def load_attribute(path: str, what: str) -> Callable[..., Any]:
         for name in attribute.split("."):
             found = getattr(found, name)
     except AttributeError as error:
-        raise UsageError(f"{what} {path!r}: {error}; expected module:attribute") from error
+        close = difflib.get_close_matches(attribute, dir(found), n=1)
+        hint = f"did you mean {close[0]}?" if close else "expected module:attribute"
+        raise UsageError(f"{what} {path!r}: {error}; {hint}") from error
     if not callable(found):
         raise UsageError(f"{what} {path!r}: expected something callable, got {type(found).__name__}")
     loaded: Callable[..., Any] = found
@@ -302,6 +308,8 @@ def _import(module_name: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise EnvError(f"{what}: importing {module_name} failed: {error}{hint('', error)}") from error
+        if module_name.endswith(".py"):
+            raise UsageError(f"{what}: expected a module, without .py: {module_of(module_name)}:...") from error
         where = "expected a module that can be imported from here"
         raise UsageError(f"{what}: {error}; {where}, or {to_install(module_name)}") from error
     except BaseException as error:

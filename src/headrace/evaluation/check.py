@@ -24,6 +24,7 @@ import numpy as np
 
 from headrace.envs.building import first_look
 from headrace.envs.instances import Instance, like
+from headrace.envs.masks import masked
 from headrace.envs.seeds import SHORT, Purpose
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.envs.time_limit import time_limit
@@ -31,7 +32,7 @@ from headrace.errors import EnvError
 from headrace.evaluation.elsewhere import Elsewhere
 from headrace.evaluation.trace import MOST_ROWS, MOST_S, Job, Key, Trace, play, played, traces_of
 from headrace.memory.crash_note import CrashNote
-from headrace.memory.spaces import ObservationSpace, Space, in_short, in_words, leaves_of, left_out_of
+from headrace.memory.spaces import Dict, ObservationSpace, Space, in_short, leaves_of, left_out_of, name_of
 from headrace.runtime.child import Child
 
 INSTANCES = 3
@@ -76,9 +77,11 @@ class Checked:
 
     def text(self) -> str:
         """For people."""
+        arrays = {name_of(name): in_short(leaf) for name, leaf in leaves_of(self.observation).items()}
+        is_one = not isinstance(self.observation, Dict)
         lines = [
             f"environment   {self.name}",
-            *(f"{in_words(name):<13} {in_short(leaf)}" for name, leaf in leaves_of(self.observation).items()),
+            *(f"observation   {space if is_one else f'{name}: {space}'}" for name, space in arrays.items()),
             *(f"left out      {name}: a text, which no policy sees" for name in left_out_of(self.observation)),
             f"action        {in_short(self.action)}",
             f"class         {self.env_class}: {self.evidence}",
@@ -114,16 +117,19 @@ def check_env(
     seed: int = 1,
     progress: Callable[[str], None] | None = None,
     hang_ceiling_s: float = 300.0,
+    action_masks: bool = False,
 ) -> Checked:
     """Play an environment and say what can be guaranteed.
 
     If it is an instance, others are built like it, and it is not touched. One that shows no progress for
-    `hang_ceiling_s` is an error that says what it is in; 0: no limit.
+    `hang_ceiling_s` is an error that says what it is in; 0: no limit. With `action_masks`, actions that it forbids are
+    not sent.
     """
     say = progress or (lambda text: None)
     if isinstance(env, gym.Env | gym.vector.VectorEnv):
         env = like(env)
     spec, note = env if isinstance(env, EnvSpec) else EnvSpec(env), CrashNote(1)
+    spec = masked(spec) if action_masks else spec
     with time_limit(spec.name, note, hang_ceiling_s):
         spec, one = first_look(spec, seed, Purpose.CHECK, note)
         observation, action = one.observation_space, one.action_space

@@ -17,7 +17,7 @@ from headrace.memory.spaces import Leaves, as_seen
 Array = npt.NDArray[Any]
 
 
-@dataclass
+@dataclass(repr=False)
 class Batch:
     """[T, N] arrays of all environments; final observations with their flat row index t * N + n."""
 
@@ -41,6 +41,10 @@ class Batch:
     """[N, S], what a recurrent policy remembered at the first row (learning/sequences)."""
     chunk_state: Array | None = None
     """[chunks, N, S], the same at the first row of every chunk; completion fills it."""
+
+    def __repr__(self) -> str:
+        shapes = self.obs.shape if "obs" in self.leaves else {name: leaf.shape for name, leaf in self.obs.items()}
+        return f"Batch(n_steps={self.n_steps}, n_envs={self.n_envs}, obs {shapes}, action {self.action.shape})"
 
     @property
     def obs(self) -> Any:

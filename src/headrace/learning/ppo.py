@@ -47,7 +47,7 @@ class Ppo:
         self._minibatches_done = 0
         self.threads = config.learner_threads
         self.summary = (
-            f"{config.n_epochs} epochs of minibatches of {config.batch_size}, "
+            f"{config.n_epochs} epoch{'s'[: config.n_epochs != 1]} of minibatches of {config.batch_size}, "
             f"gradients {'closed form' if is_closed else 'autograd'}"
         )
 

@@ -184,8 +184,8 @@ def empty_leaves(space: ObservationSpace, *axes: int) -> Leaves:
 
 def as_rows(space: ObservationSpace, obs: Any) -> tuple[Leaves, bool]:
     """One observation or a batch of them as rows by leaf, and whether it was one."""
-    found = {name: np.asarray(part) for name, part in split(space, obs).items()}
     leaves = leaves_of(space)
+    found = {name: _as_array(name, leaves[name], part) for name, part in split(space, obs).items()}
     is_one = all(found[name].shape == shape_of(leaf) for name, leaf in leaves.items())
     for name, leaf in leaves.items():
         got, shape = found[name], shape_of(leaf)
@@ -198,6 +198,18 @@ def as_rows(space: ObservationSpace, obs: Any) -> tuple[Leaves, bool]:
     if len(set(counts.values())) > 1:
         raise SchemaError(f"expected as many rows of every array, got {counts}")
     return found, is_one
+
+
+def _as_array(name: str, leaf: Space, part: Any) -> npt.NDArray[Any]:
+    """What a user has in hand: no dict, nothing ragged."""
+    wanted = f"expected {in_words(name)}s of shape {shape_of(leaf)} or [n, ...], got"
+    if part is None or isinstance(part, dict):
+        raise SchemaError(f"{wanted} {'None' if part is None else 'a dict'}")
+    try:
+        return np.asarray(part)
+    except (TypeError, ValueError) as error:
+        hint = "; reset() returns (observation, info), pass the first" if isinstance(part, tuple) else ""
+        raise SchemaError(f"{wanted} a {type(part).__name__} that is no array{hint}") from error
 
 
 def size_of(space: Space) -> int:

@@ -128,4 +128,4 @@ def what_helps(job: Job, sizing: Sizing) -> list[tuple[str, float]]:
     if math.isfinite(sizing.link_sps):
         changes["observations compressed 2x"] = replace(job, actors=sizing.actors, step_bytes=job.step_bytes / 2)
     rates = [(name, size(changed).rate) for name, changed in changes.items()]
-    return sorted(((name, rate) for name, rate in rates if rate > sizing.rate * 1.001), key=lambda one: -one[1])
+    return sorted(((name, rate) for name, rate in rates if rate > sizing.rate * 1.01), key=lambda one: -one[1])

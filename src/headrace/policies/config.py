@@ -19,6 +19,7 @@ Activation = Literal[
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
 
+_OF_MEMORY = ("lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm")
 _FLAGS = (
     "ortho_init", "share_features_extractor", "normalize_images", "norm_obs", "action_masks", "shared_lstm",
     "enable_critic_lstm",
@@ -30,7 +31,9 @@ class PolicyConfig:
     """Which policy, and its size."""
 
     policy: str = "MlpPolicy"
-    """MlpPolicy, CnnPolicy, MultiInputPolicy (Dict, Tuple), or auto, which chooses by the observation."""
+    """MlpPolicy, CnnPolicy, MultiInputPolicy (Dict, Tuple), or auto, which chooses by the observation. With a memory:
+    MlpLstmPolicy, MlpGruPolicy, and so on.
+    """
     net_arch: tuple[int, ...] | None = None
     """Hidden layers of the actor and of the critic; if not given, 64 64 (MlpPolicy) or none (CnnPolicy)."""
     net_arch_vf: tuple[int, ...] | None = None
@@ -87,6 +90,11 @@ class PolicyConfig:
             raise UsageError(f"norm_obs_keys: expected names of observations, got {keys!r}")
         if keys is not None and not self.norm_obs:
             raise UsageError("norm_obs_keys: set norm_obs as well")
+        for name in _OF_MEMORY if self.policy in BUILT_IN and self.policy not in RECURRENT else ():
+            if getattr(self, name) != getattr(type(self), name):
+                raise UsageError(f"{name}: it is for recurrent policies such as MlpLstmPolicy, got {self.policy}")
+        if self.cnn != "nature" and self.policy in ("MlpPolicy", "MlpLstmPolicy", "MlpGruPolicy"):
+            raise UsageError(f"cnn: {self.policy} has no convolutions; use CnnPolicy, MultiInputPolicy or auto")
         if self.net_arch_vf is not None and self.net_arch is None:
             raise UsageError("net_arch_vf: give net_arch, the hidden layers of the actor, as well")
 

@@ -21,7 +21,7 @@ def device_named(name: str) -> torch.device:
         if device.type != "cpu":
             torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        why = str(error).partition("\n")[0]
+        why = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on for a page
         raise UsageError(
             f"device (learner_device): expected cpu, or a device that torch has here, got {name!r}: {why}; "
             f"leave it out to train on the CPU"

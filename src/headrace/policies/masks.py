@@ -104,7 +104,8 @@ def built(
     policy = build_policy(config, rest_of(observation), action, seed, own)
     if state_size_of(policy):
         raise UsageError(
-            f"action_masks: {config.policy} remembers, and masks are for policies that do not; use another"
+            f"action_masks: not built for recurrent policies yet, got {config.policy}; use MlpPolicy, CnnPolicy or "
+            f"MultiInputPolicy, with gymnasium.wrappers.FrameStackObservation for a short memory"
         )
     return MaskedPolicy(observation, action, policy)
 

@@ -18,12 +18,13 @@ from headrace.plain_text import MAX_ERROR, MAX_TRACEBACK, message_of, shortened
 
 def report(error: BaseException) -> bytes:
     """The child's side."""
-    text = shortened("".join(traceback.format_exception(error)), MAX_TRACEBACK)  # here: any length would cross the line
     place = getattr(error, "place", None)  # of what an environment raised
     cause = error.__cause__ if isinstance(error, HeadraceError) else error
     is_others = (
         not isinstance(error, UsageError) and cause is not None and not type(cause).__module__.startswith("headrace.")
     )
+    shown = cause if is_others and cause is not None else error  # of what an environment raised, no frames of ours
+    text = shortened("".join(traceback.format_exception(shown)), MAX_TRACEBACK)  # here: any length would cross the line
     return json.dumps(
         {
             "kind": type(error).__name__,

@@ -55,6 +55,10 @@ _CLEANRL_TAGS: dict[str, tuple[str, float]] = {
 class Sink(Protocol):
     """Something that keeps records. An OSError from either method means the record could not be kept."""
 
+    @property
+    def title(self) -> str:
+        """What it is called in messages."""
+
     def write(self, record: Record) -> None: ...
 
     def close(self) -> None: ...
@@ -103,6 +107,8 @@ def read_records(path: Path) -> list[Record]:
 class JsonlSink:
     """One JSON object a line, on disk when write returns. An existing file is continued (resume)."""
 
+    title = "metrics.jsonl"
+
     def __init__(self, path: Path) -> None:
         self._file = _WholeAppends(path)
         if self._file.ends_inside_a_line():
@@ -122,6 +128,7 @@ class TensorBoardSink:
     whose writer thread dies of a full disk and then blocks the caller for ever on a full queue.
     """
 
+    title = "TensorBoard"
     _file_ids = count()
 
     def __init__(self, directory: Path, tags: TagStyle = "sb3", wall_clock: Callable[[], float] = time.time) -> None:
@@ -168,10 +175,13 @@ class TensorBoardSink:
 
 
 class Sinks:
-    """Every sink of a run as one. A sink that fails with OSError costs its own records, never the run."""
+    """Every sink of a run as one. A sink that fails with OSError costs its own records, never the run.
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = tuple(sinks)
+    `say` shows people what the log gets, too.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], say: Callable[[str], None] = lambda text: None) -> None:
+        self._sinks, self._say = tuple(sinks), say
         self._num_lost = [0] * len(self._sinks)
 
     def write(self, record: Record) -> None:
@@ -180,7 +190,7 @@ class Sinks:
                 sink.write(record)
             except OSError as error:
                 if not self._num_lost[index]:
-                    logger.warning("%s could not keep a record, training goes on: %s", type(sink).__name__, error)
+                    self._warn(f"{sink.title} could not keep a record, training goes on: {error}")
                 self._num_lost[index] += 1
 
     def close(self) -> None:
@@ -188,9 +198,13 @@ class Sinks:
             try:
                 sink.close()
             except OSError as error:
-                logger.warning("%s did not close cleanly: %s", type(sink).__name__, error)
+                self._warn(f"{sink.title} did not close cleanly: {error}")
             if num_lost:
-                logger.warning("%s lost %d records in all", type(sink).__name__, num_lost)
+                self._warn(f"{sink.title} lost {num_lost} records in all")
+
+    def _warn(self, text: str) -> None:
+        logger.warning("%s", text)
+        self._say(f"warning: {text}")
 
 
 class _WholeAppends:

@@ -26,10 +26,12 @@ from headrace.clock import now_s
 from headrace.errors import UsageError
 from headrace.extras import require
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
+from headrace.plain_text import printable
 from headrace.telemetry.sinks import Record, json_record
 
 _MODES = ("online", "offline", "disabled")
 _MOST_WAITING_BYTES = 1 << 20
+_LAST_BYTES = 2000
 _ID = re.compile(r"[a-z0-9]{4,32}")
 
 
@@ -77,9 +79,11 @@ def started(config: WandbConfig | None, folder: Path | None, about: Mapping[str,
 class WandbSink:
     """The records of a run, on their way to W&B."""
 
+    title = "W&B"
     patience_s = 20.0  # for what is left at the end
 
     def __init__(self, config: WandbConfig, folder: Path | None, about: Mapping[str, Any]) -> None:
+        self._log = None if folder is None else folder / "wandb.log"
         log = subprocess.DEVNULL if folder is None else (folder / "wandb.log").open("ab")
         command = [sys.executable, "-P", "-m", "headrace.telemetry.wandb_process"]
         try:
@@ -117,14 +121,14 @@ class WandbSink:
             code = self._process.wait(max(0.0, until_s - now_s()))
         except subprocess.TimeoutExpired:
             raise OSError(
-                f"W&B did not finish within {self.patience_s:g} s; wandb sync sends what it has kept"
+                f"it did not finish within {self.patience_s:g} s; wandb sync sends what it has kept"
             ) from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # itself, and what wandb has started
             self._process.wait()
         if code:
-            raise OSError(f"W&B ended with exit code {code}; wandb.log in the run directory says why")
+            raise OSError(f"it ended with exit code {code}{self._why()}")
 
     def _send(self, data: Mapping[str, Any]) -> None:
         if len(self._waiting) > _MOST_WAITING_BYTES:
@@ -138,9 +142,23 @@ class WandbSink:
         """As much as the pipe takes now."""
         if self._pipe is None:
             raise ValueError("this sink is closed")
-        with suppress(BlockingIOError):
+        try:
             while self._waiting:
                 self._waiting = self._waiting[os.write(self._pipe, self._waiting) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            raise OSError(f"it has ended{self._why()}") from None
+
+    def _why(self) -> str:
+        """What W&B said last, if that is kept."""
+        if self._log is None:
+            return "; with a run_dir, wandb.log there would say why"
+        with suppress(OSError):
+            lines = self._log.read_bytes()[-_LAST_BYTES:].decode(errors="replace").strip().splitlines()
+            if lines:
+                return f": {printable(lines[-1], is_one_line=True)} (wandb.log in the run directory)"
+        return "; wandb.log in the run directory says why"
 
 
 def _run_id(folder: Path | None) -> str:

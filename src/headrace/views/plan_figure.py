@@ -32,9 +32,9 @@ def draw_plan(job: Job, sizing: Sizing) -> bytes:
     axes.plot(actors, [one.rate for _, one in points], color=LIGHT.text, lw=2.5, label="rate of the whole")
     axes.plot([sizing.actors], [sizing.rate], "o", color=LIGHT.text)
     note = f"{sizing.actors:,} actors: {compact(sizing.rate)} steps/s\nbound by the {sizing.binding}"
-    is_right = sizing.actors > 0.6 * actors[-1]
+    is_right = sizing.actors > 0.6 * actors[-1]  # above the lines there; below them else, which rise to the right
     axes.annotate(
-        note, (sizing.actors, sizing.rate), (-10 if is_right else 10, -34), textcoords="offset points",
+        note, (sizing.actors, sizing.rate), (-10, 10) if is_right else (10, -34), textcoords="offset points",
         ha="right" if is_right else "left", color=LIGHT.text,
     )  # fmt: skip
     axes.set_xlim(0, actors[-1])

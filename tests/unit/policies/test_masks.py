@@ -177,8 +177,8 @@ class Told(gym.Env[Any, Any]):
     ("bad", "said"),
     [
         ([0, 0, 0], r"returned the action mask \[0, 0, 0\], which allows no action"),
-        ([1, 0], r"returned the action mask int64 of shape \(2,\), expected 3"),
-        (None, r"returned the action mask none, expected 3 of 0 and 1 \(info"),
+        ([1, 0], r"gave an action mask of int64 of shape \(2,\), expected 3 entries"),
+        (None, r"gave no action mask; expected 3 entries of 0 and 1 in info.*leave action_masks out"),
         ([1, 2, 0], r"returned the action mask \[1, 2, 0\], expected 3 of 0 and 1"),
     ],
 )

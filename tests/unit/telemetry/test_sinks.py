@@ -46,6 +46,8 @@ def tags_of(event: Any) -> dict[str, float]:
 class FullDisk:
     """A sink whose disk is full until told otherwise."""
 
+    title = "the full disk"
+
     def __init__(self) -> None:
         self.is_full = True
         self.kept: list[Record] = []
@@ -229,7 +231,7 @@ class TestSinks:
             sinks.write(a_record(1))
             sinks.write(a_record(2))
         assert [record.getMessage() for record in caplog.records] == [
-            "FullDisk could not keep a record, training goes on: [Errno 28] No space left on device"
+            "the full disk could not keep a record, training goes on: [Errno 28] No space left on device"
         ]
         full.is_full = False
         sinks.write(a_record(3))

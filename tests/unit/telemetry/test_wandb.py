@@ -83,8 +83,11 @@ def test_offline_it_has_the_metrics_the_config_and_goes_on_in_the_same_run(
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("raise ImportError('broken install')", "W&B ended with exit code 1"),
-        ("import time\ndef init(**options):\n    time.sleep(1000)", "W&B did not finish within 0.5 s"),
+        (
+            "raise ImportError('broken install')",
+            "W&B did not close cleanly: it ended with exit code 1: ImportError: brok",
+        ),
+        ("import time\ndef init(**options):\n    time.sleep(1000)", "W&B did not close cleanly: it did not finish"),
     ],
     ids=["fails", "hangs"],
 )

@@ -67,7 +67,7 @@ class OpenAIEngine:
         server = server or Server()
         urls = tuple(filter(None, server.urls or (os.environ.get("OPENAI_BASE_URL", ""),)))
         if not urls:
-            raise UsageError("urls: expected the address of a server, or OPENAI_BASE_URL; none was given")
+            raise UsageError("engine.urls: expected the address of a server, or OPENAI_BASE_URL; none was given")
         self.codec: Codec = codec or ByteCodec()
         self._has_codec = codec is not None
         self._server, self._openai = server, openai
