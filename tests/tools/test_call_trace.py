@@ -95,12 +95,19 @@ PROGRAM = """
         ours, theirs = context.Pipe()
         worker = context.Process(target=host.serve, args=(theirs,), daemon=True)
         worker.start()
-        turns = threading.Semaphore(0)
-        thread = threading.Thread(target=aside.run, args=(iter(turns.acquire, None),), daemon=True)
+        turns, taken = threading.Semaphore(0), threading.Semaphore(0)
+
+        def next_turn():
+            taken.release()  # the one before is over
+            return turns.acquire()
+
+        thread = threading.Thread(target=aside.run, args=(iter(next_turn, None),), daemon=True)
         thread.start()
+        taken.acquire()
 
         def after(number):
             turns.release()
+            taken.acquire()
             if number == 2:
                 open_window(True)
             elif number == 5:
