@@ -70,6 +70,15 @@ def extend_by_slab(checksum: Sums, env_start: int, slab: Slab) -> Sums:
     return extend(checksum, env_start, *rows, slab.final_row, slab.final_obs, slab.step == DROPPED_END)
 
 
+def observation_digests(obs: Leaves, rows: Array, envs: Array) -> Sums:
+    """A digest of the observation in each of these rows of [T, B]: equal for equal observations of any episode."""
+    digest = np.full(len(rows), _ROW)
+    if len(rows):
+        for leaf in obs.values():
+            _absorb(_words(leaf[rows, envs], len(rows)), digest)
+    return digest
+
+
 def _words(array: Array, num_rows: int) -> Array:
     """Rows of bytes as rows of the widest words that divide them."""
     plain = array.reshape(num_rows, array.size // num_rows).view(np.uint8)
