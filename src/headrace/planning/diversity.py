@@ -162,7 +162,7 @@ def judge_actions(streams: Streams, alike: Pairs) -> Finding:
     }
     text = f"environments take the same action in {overall:.0%} of {num_rows:,} rows"
     advice = (
-        "every environment needs noise of its own: a policy of your own draws for each row, from the noise it is given"
+        "every environment needs noise of its own: a policy of your own uses the noise that act is given, row by row"
     )
     if overall > bound_all + above:
         found = f"{text}; independent draws of a policy with this entropy agree in {bound_all + above:.0%} at most"
@@ -175,9 +175,7 @@ def judge_actions(streams: Streams, alike: Pairs) -> Finding:
             f"rows, where independent draws would in {min(1.0, bounds[worst] + above):.0%} at most"
         )
         if (i, j) in set(alike):
-            advice = (
-                "they begin their episodes alike and play the same ones: give them different starts (see start states)"
-            )
+            advice = "they begin their episodes alike and play the same ones: give them different starts"
         return Finding(ACTIONS, "problem", found, advice, numbers)
     return Finding(ACTIONS, "ok", text, "", numbers)
 
@@ -216,7 +214,7 @@ class Course:
 
 def judge_entropy(course: Course) -> Finding:
     """Whether the entropy was gone early, and returns did not rise."""
-    known = np.isfinite(course.entropy)
+    known = np.isfinite(course.entropy) & np.isfinite(course.steps)
     steps, entropy = course.steps[known], course.entropy[known]
     if len(entropy) < _FEWEST or len(course.returns) < 2 * _FEWEST:
         found = f"not judged: it takes {_FEWEST} updates and {2 * _FEWEST} episodes"
@@ -249,10 +247,10 @@ def judge_entropy(course: Course) -> Finding:
     if progress > _STUCK * float(first.std()) + 1e-9 * abs(float(first.mean())):
         found = f"{course_text}; returns rose from {first.mean():.3g} to {means.max():.3g}: the policy has settled"
         return Finding(ENTROPY, "ok", found, "", numbers)
-    share = "5 % of its noise" if course.dimensions else f"{_COLLAPSED:.0%} of its start"
+    what = "noise" if course.dimensions else "entropy"
     found = (
-        f"the policy stopped to try things: entropy under {share} after {at:,.0f} of {steps[-1]:,.0f} steps, while returns "
-        f"stayed ({first.mean():.3g} at first, {after[-width:].mean():.3g} at the end)"
+        f"the policy stopped to try things: {what} under {_COLLAPSED:.0%} of its start after {at:,.0f} of "
+        f"{steps[-1]:,.0f} steps, while returns stayed ({first.mean():.3g} at first, {after[-width:].mean():.3g} at the end)"
     )
     advice = "raise ent_coef, or lower learning_rate or n_epochs; no harm if these returns are the best there are"
     return Finding(ENTROPY, "warning", found, advice, numbers)

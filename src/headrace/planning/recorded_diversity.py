@@ -77,7 +77,8 @@ def streams_of(frames: Sequence[Frame], entropies: dict[int, float]) -> Streams:
     for update, group in groupby(frames, lambda frame: frame.update):
         parts = sorted(group, key=lambda frame: frame.env_start)
         shapes = {(len(part.action), part.action.shape[2:], part.action_dtype) for part in parts}
-        if len(shapes) != 1 or [env for part in parts for env in _envs(part)] != list(range(n_envs)):
+        edges = [0, *np.cumsum([len(part.episode) for part in parts]).tolist()]
+        if len(shapes) != 1 or [part.env_start for part in parts] != edges[:-1] or edges[-1] != n_envs:
             continue
         (n_steps, _, dtype), *_ = shapes
         is_valid = np.ones((n_steps, n_envs), np.bool_)
@@ -91,12 +92,8 @@ def streams_of(frames: Sequence[Frame], entropies: dict[int, float]) -> Streams:
         if sum(map(len, actions)) >= _ROWS:
             break
     if len({one.shape[2] for one in actions}) != 1:
-        return Streams(np.empty((0, n_envs, 1)), np.empty((0, n_envs), np.bool_), np.empty(0))
+        return Streams(np.empty((0, 0, 1)), np.empty((0, 0), np.bool_), np.empty(0))
     return Streams(np.concatenate(actions)[:_ROWS], np.concatenate(valid)[:_ROWS], np.concatenate(entropy)[:_ROWS])
-
-
-def _envs(frame: Frame) -> range:
-    return range(frame.env_start, frame.env_start + len(frame.episode))
 
 
 def _frames(run_dir: Path) -> tuple[list[Frame], str]:
@@ -134,7 +131,7 @@ def _course(records: Sequence[Record], episodes: list[tuple[float, float]], fram
 
 
 def _episodes(path: Path) -> list[tuple[float, float]]:
-    """Steps and return of every episode, or of every second, third ... if there are very many; torn lines are left out."""
+    """Steps and return of every episode, or of every second, fourth ... of very many; torn lines are left out."""
     found: list[tuple[float, float]] = []
     try:
         for line in read_lines(path, _LINE_BYTES):
