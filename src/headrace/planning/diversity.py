@@ -32,7 +32,8 @@ _ALIKE = 0.9  # of the episodes that two environments have both begun
 _ENTROPY_ERROR = 0.95  # the entropy that is recorded is of the weights in an update, not of those that acted
 _COLLAPSED = 0.05  # of the entropy at the start; of the standard deviation, where actions are continuous
 _EARLY = 0.6  # of the run: a collapse needs time after it to show that nothing comes
-_STUCK = 2.0  # standard deviations of the first returns: less than this is no progress
+_STAYS = 0.9  # of the updates from then on are below
+_PROGRESS = 3.0  # standard errors by which returns have to rise
 _FEWEST = 10  # episodes, before and after
 _NOISY_NATS = -5.0  # for each number of an action: with less noise than this, equal numbers are no wonder
 
@@ -130,54 +131,63 @@ def judge_actions(streams: Streams, alike: Pairs) -> Finding:
         found = "not judged: it takes two environments whose rollouts have the same rows, and a recorded entropy"
         return Finding(ACTIONS, "ok", found, "", {"rows": num_rows, "environments": num_envs})
     agree, both = _agreements(action, valid)
-    upper = np.triu_indices(part, 1)
-    tests = len(upper[0]) + 1
-    mean = float(streams.entropy[known].mean())
-    above = slack(num_rows, tests)
-    if action.dtype.kind == "f":
-        is_noisy = mean > _NOISY_NATS * action.shape[2]
-        bound_all = bound_pair = 0.01 if is_noisy else 1.0
-        usual = bound_pair
-    else:
-        highs = action.reshape(-1, action.shape[2]).max(0).astype(float) + 1
-        choices = int(min(2.0**40, max(np.prod(highs), math.ceil(math.exp(min(27.0, streams.entropy[known].max()))))))
-        mean *= _ENTROPY_ERROR
-        bound_all = most_agreement(least_entropy(mean, num_envs, part, choices), choices)
-        bound_pair = most_agreement(least_entropy(mean, num_envs, 2, choices), choices)
-        usual = _collision(action[valid])
-    shares = agree[upper] / np.maximum(1, both[upper])
-    overall = float(agree[upper].sum() / max(1, both[upper].sum()))
-    is_enough = both[upper] >= num_rows / 2
-    bounds = np.full(len(shares), bound_pair)
-    bounds[[one in set(alike) for one in zip(*(side.tolist() for side in upper), strict=True)]] = min(usual, bound_pair)
-    beyond = is_enough & (shares > bounds + math.sqrt(2) * above)  # a pair may have half of the rows
+    first, second = np.triu_indices(part, 1)
+    agree, both = agree[first, second], both[first, second]
+    above = slack(num_rows, len(agree) + 1)
+    of_all, of_pair, of_alike = _possible(action, valid, streams.entropy[known], num_envs)
+    overall, shares = float(agree.sum() / max(1, both.sum())), agree / np.maximum(1, both)
+    begin_alike = np.zeros((part, part), np.bool_)
+    begin_alike[tuple(np.array([one for one in alike if max(one) < part], int).reshape(-1, 2).T)] = True
+    bounds = np.where(begin_alike[first, second], of_alike, of_pair) + math.sqrt(2) * above  # half of the rows or more
+    beyond = (both >= num_rows / 2) & (shares > bounds)
     numbers: dict[str, float] = {
         "rows": num_rows,
         "environments": num_envs,
-        "agreement": overall,
-        "agreement_possible": min(1.0, bound_all + above),
         "entropy": float(streams.entropy[known].mean()),
+        "agreement": overall,
+        "agreement_possible": min(1.0, of_all + above),
+        "largest_agreement": float(shares.max()),
         "pairs_beyond": int(beyond.sum()),
-        "largest_agreement": float(shares[is_enough].max(initial=0.0)),
     }
     text = f"environments take the same action in {overall:.0%} of {num_rows:,} rows"
-    advice = (
-        "every environment needs noise of its own: a policy of your own uses the noise that act is given, row by row"
+    own_noise = (
+        "every environment needs noise of its own: a policy of yours uses the noise that act is given, row by row"
     )
-    if overall > bound_all + above:
-        found = f"{text}; independent draws of a policy with this entropy agree in {bound_all + above:.0%} at most"
+    if overall > of_all + above and not 0 < beyond.sum() < len(agree) / 2:
+        found = f"{text}; independent draws of a policy with this entropy agree in {of_all + above:.0%} at most"
+        return Finding(ACTIONS, "problem", found, own_noise, numbers)
+    if not beyond.any():
+        return Finding(ACTIONS, "ok", text, "", numbers)
+    worst = int(np.argmax(np.where(beyond, shares - bounds, -np.inf)))
+    i, j = int(first[worst]), int(second[worst])
+    found = (
+        f"{int(beyond.sum())} of {len(agree)} pairs of environments act alike: {i} and {j} in {shares[worst]:.0%} of "
+        f"{num_rows:,} rows, where {bounds[worst]:.0%} "
+    )
+    if begin_alike[i, j]:
+        found += "would be the most if each drew from all actions of the run"
+        advice = "they begin their episodes alike and play the same ones: give them different starts"
         return Finding(ACTIONS, "problem", found, advice, numbers)
-    if beyond.any():
-        worst = int(np.argmax(np.where(beyond, shares - bounds, -np.inf)))
-        i, j = int(upper[0][worst]), int(upper[1][worst])
-        found = (
-            f"{int(beyond.sum())} pairs of environments act alike: {i} and {j} in {shares[worst]:.0%} of {num_rows:,} "
-            f"rows, where independent draws would in {min(1.0, bounds[worst] + above):.0%} at most"
-        )
-        if (i, j) in set(alike):
-            advice = "they begin their episodes alike and play the same ones: give them different starts"
-        return Finding(ACTIONS, "problem", found, advice, numbers)
-    return Finding(ACTIONS, "ok", text, "", numbers)
+    return Finding(ACTIONS, "problem", f"{found}is the most that independent draws agree", own_noise, numbers)
+
+
+def _possible(action: Array, valid: Array, entropy: Array, num_envs: int) -> tuple[float, float, float]:
+    """How often independent draws agree at most: in the mean of all, of any pair, and of a pair that begins alike.
+
+    A pair that begins alike may be in the same states all the time. What counts there is how often actions are equal
+    that are drawn from all that were taken: a policy that does the same everywhere agrees anyway.
+    """
+    if action.dtype.kind == "f":
+        bound = 0.01 if float(entropy.mean()) > _NOISY_NATS * action.shape[2] else 1.0
+        return bound, bound, bound
+    highs = action.reshape(-1, action.shape[2]).max(0).astype(float) + 1
+    choices = int(min(2.0**40, max(float(np.prod(highs)), math.ceil(math.exp(min(27.0, float(entropy.max()))) - 1e-3))))
+    mean, part = _ENTROPY_ERROR * float(entropy.mean()), action.shape[1]
+    of_pair = most_agreement(least_entropy(mean, num_envs, 2, choices), choices)
+    _, counts = np.unique(action[valid], axis=0, return_counts=True)
+    by_chance = float(((counts / counts.sum()) ** 2).sum())
+    of_all = most_agreement(least_entropy(mean, num_envs, part, choices), choices)
+    return of_all, of_pair, min(by_chance, of_pair)
 
 
 def _agreements(action: Array, valid: Array) -> tuple[Array, Array]:
@@ -189,12 +199,6 @@ def _agreements(action: Array, valid: Array) -> tuple[Array, Array]:
         agree[i, i:] = ((action[:, i : i + 1] == action[:, i:]).all(2) & together).sum(0)
         both[i, i:] = together.sum(0)
     return agree, both
-
-
-def _collision(taken: Array) -> float:
-    """The chance that two actions are equal that are drawn from all that were taken."""
-    _, counts = np.unique(taken, axis=0, return_counts=True)
-    return float(((counts / counts.sum()) ** 2).sum())
 
 
 # ---------------------------------------------------------------------------------------------------- policy entropy
@@ -219,38 +223,37 @@ def judge_entropy(course: Course) -> Finding:
     if len(entropy) < _FEWEST or len(course.returns) < 2 * _FEWEST:
         found = f"not judged: it takes {_FEWEST} updates and {2 * _FEWEST} episodes"
         return Finding(ENTROPY, "ok", found, "", {"updates": len(entropy), "episodes": len(course.returns)})
-    start = float(entropy[:3].mean())
+    start = float(entropy[:3].max())
     numbers = {"start": start, "end": float(entropy[-3:].mean())}
     course_text = f"entropy {start:.3g} at the start, {numbers['end']:.3g} at the end"
     border = start + course.dimensions * math.log(_COLLAPSED) if course.dimensions else _COLLAPSED * start
     below = entropy < border
-    gone = len(below) - int(np.argmin(below[::-1])) if not below.all() else 0  # from here on it stays below
-    if not below[-1] or steps[min(gone, len(steps) - 1)] > _EARLY * steps[-1]:
+    share_below = below[::-1].cumsum()[::-1] / np.arange(len(below), 0, -1)  # from each update on
+    stays = np.flatnonzero(below & (share_below >= _STAYS))
+    if not len(stays) or steps[stays[0]] > _EARLY * steps[-1]:
         return Finding(ENTROPY, "ok", course_text, "", numbers)
-    at = float(steps[gone])
+    at = float(steps[stays[0]])
     order = np.argsort(course.episode_steps, kind="stable")
     returns, when = course.returns[order].astype(float), course.episode_steps[order]
     after = returns[when > at]
     if len(after) < _FEWEST:
         return Finding(ENTROPY, "ok", f"{course_text}; too few episodes after it to judge", "", numbers)
-    first = returns[: max(_FEWEST, int((when <= 0.1 * steps[-1]).sum()))]
-    width = max(_FEWEST, len(returns) // 20)
-    means = np.convolve(returns, np.full(width, 1 / width), "valid") if width < len(returns) else returns.mean()[None]
-    progress = float(means.max() - first.mean())
+    first = returns[: max(_FEWEST, int((when <= min(at, 0.1 * steps[-1])).sum()))]
+    rise = float(after.mean() - first.mean())
+    error = math.sqrt(float(first.var()) / len(first) + float(after.var()) / len(after))
     numbers |= {
         "gone_after_steps": at,
         "first_return": float(first.mean()),
-        "first_return_deviation": float(first.std()),
-        "last_return": float(after[-width:].mean()),
-        "best_return": float(means.max()),
+        "return_after": float(after.mean()),
+        "standard_error": error,
     }
-    if progress > _STUCK * float(first.std()) + 1e-9 * abs(float(first.mean())):
-        found = f"{course_text}; returns rose from {first.mean():.3g} to {means.max():.3g}: the policy has settled"
+    if rise > _PROGRESS * error + 1e-9 * abs(float(first.mean())):
+        found = f"{course_text}; returns rose from {first.mean():.3g} to {after.mean():.3g}: the policy has settled"
         return Finding(ENTROPY, "ok", found, "", numbers)
     what = "noise" if course.dimensions else "entropy"
     found = (
         f"the policy stopped to try things: {what} under {_COLLAPSED:.0%} of its start after {at:,.0f} of "
-        f"{steps[-1]:,.0f} steps, while returns stayed ({first.mean():.3g} at first, {after[-width:].mean():.3g} at the end)"
+        f"{steps[-1]:,.0f} steps, while returns stayed: {first.mean():.3g}, then {after.mean():.3g}"
     )
     advice = "raise ent_coef, or lower learning_rate or n_epochs; no harm if these returns are the best there are"
     return Finding(ENTROPY, "warning", found, advice, numbers)
