@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.episodes.journal import Journal
-from headrace.memory.checksum import observation_digests
 from headrace.memory.slab import Slab
+from headrace.memory.start_digest import start_digests
 
 Array = npt.NDArray[Any]
 
@@ -47,5 +47,5 @@ def entry_of(journal: Journal, env_indices: range, worker: int, slab: Slab, chec
     return Entry(
         env_indices.start, worker, slab.version.copy(), slab.episode[0].copy(), slab.step[0].copy(),
         slab.action.copy(), slab.valid.copy(), terminated, truncated, journal.checksum[part].copy(),
-        checksums[terminated | truncated], rows * len(env_indices) + envs, observation_digests(slab.obs, rows, envs),
+        checksums[terminated | truncated], rows * len(env_indices) + envs, start_digests(slab.obs, rows, envs),
     )  # fmt: skip

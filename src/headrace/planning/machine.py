@@ -79,7 +79,7 @@ def _cores(machine: Machine, cores: float) -> Finding:
     if allowed < seen:
         parts.append(f"this process may use {allowed:,} of them")
     if machine.granted.cores is not None and machine.granted.cores < allowed:
-        parts.append(f"its container gets {machine.granted.cores:.3g} cores' worth of time")
+        parts.append(f"its container grants the time of {machine.granted.cores:.3g}")
     found = "; ".join(parts)
     if cores < _GRANTED * allowed:
         workers = max(1, int(cores))
@@ -116,7 +116,7 @@ def _threads(machine: Machine, cores: float) -> Finding:
         or f"OMP_NUM_THREADS is not set: BLAS in an environment takes {most} thread{'s'[: most > 1]} in each worker"
     )
     if most > max(1.0, cores / _GRANTED):
-        advice = f"more threads than the {cores:.3g} cores that are granted slow one another down: OMP_NUM_THREADS=1"
+        advice = f"more threads than granted cores ({cores:.3g}) slow one another down: OMP_NUM_THREADS=1"
         return Finding("BLAS threads", "warning", found, advice, numbers)
     return Finding("BLAS threads", "ok", found, "", numbers)
 

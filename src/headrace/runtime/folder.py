@@ -32,7 +32,8 @@ class Folder:
     """Of this process alone, mode 0700. Its cleaner is there first: a kill leaves nothing at any moment."""
 
     def __init__(self, prefix: str) -> None:
-        self.path = Path(tempfile.gettempdir(), f"{prefix}{this_process().mark}-{secrets.token_hex(8)}")
+        name = f"{prefix}{this_process().mark}-{secrets.token_hex(4)}"  # short: the path of a socket has 108 bytes
+        self.path = Path(tempfile.gettempdir(), name)
         reader, self._owner = Pipe(duplex=False)
         keep_from_forks(self._owner)
         self._cleaner: subprocess.Popen[bytes] | None = None
