@@ -30,7 +30,7 @@ from headrace.agents.desk import Desk
 from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.plan import Ticket
 from headrace.agents.records import ENGINE, EpisodeError, Group, decode, encode
-from headrace.runtime.folder import Folder
+from headrace.runtime.folder import AGENTS, Folder
 from headrace.runtime.line import Line
 
 T = TypeVar("T")
@@ -187,7 +187,7 @@ class Hub:
     def __init__(self, desk: Desk, engine: Engine, on_lost: Callable[[int], None] = lambda pid: None) -> None:
         """`on_lost` gets the process of a worker that hung up without a goodbye, and may still live."""
         self._desk, self._engine, self._on_lost = desk, engine, on_lost
-        self._folder = Folder("headrace-agents-")
+        self._folder = Folder(AGENTS)
         self.address = str(self._folder.path / "hub")
         self.key = secrets.token_bytes(32)
         self._listener = Listener(self.address, "AF_UNIX", _WAITING)

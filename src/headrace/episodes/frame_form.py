@@ -30,18 +30,21 @@ _DTYPES = {
     "end_checksum": ("<u8",),
     "total_reward": ("<f8",),
 }
+_STARTS = {"start": ("<u4",), "start_digest": ("<u8",)}
 _HEAD = {"update", "steps", "env_start", "worker", "action_dtype", "versions", "arrays"}
 
 
-def require_frame(head: dict[str, Any], body: memoryview) -> dict[str, Array]:
-    """The arrays of a frame; raises ValueError unless all of it fits together."""
+def require_frame(head: dict[str, Any], body: memoryview, has_starts: bool = True) -> dict[str, Array]:
+    """The arrays of a frame; raises ValueError unless all of it fits together. Without starts, it has none of them."""
     if head.keys() != _HEAD:
         raise ValueError(f"expected {', '.join(sorted(_HEAD))} in a frame's head")
     for name in ("update", "steps", "env_start", "worker"):
         _require_whole(head[name], name)
     if head["action_dtype"] not in _ACTIONS:
         raise ValueError(f"action_dtype: expected a dtype of actions, got {str(head['action_dtype'])[:80]}")
-    arrays = _arrays(head["arrays"], body)
+    arrays = _arrays(head["arrays"], body, _DTYPES | _STARTS if has_starts else _DTYPES)
+    if not has_starts:
+        arrays |= {"start": np.empty(0, np.uint32), "start_digest": np.empty(0, np.uint64)}
     action = arrays["action"]
     if action.ndim < 2 or not action.size:
         raise ValueError("action: expected steps and environments")
@@ -53,7 +56,9 @@ def require_frame(head: dict[str, Any], body: memoryview) -> dict[str, Array]:
     for name in ("end", "end_flags", "end_checksum", "total_reward"):
         if arrays[name].shape != (num_ends,):
             raise ValueError(f"{name}: expected {num_ends:,} numbers, got {arrays[name].shape}")
-    for name in ("end", "invalid"):
+    if arrays["start"].shape != arrays["start_digest"].shape:
+        raise ValueError(f"start_digest: expected {arrays['start'].shape}, got {arrays['start_digest'].shape}")
+    for name in ("end", "invalid", "start"):
         places = arrays[name]
         if places.ndim != 1 or (places.size and places.max() >= n_steps * n_envs):
             raise ValueError(f"{name}: expected rows of the rollout")
@@ -65,11 +70,11 @@ def require_frame(head: dict[str, Any], body: memoryview) -> dict[str, Array]:
     return arrays
 
 
-def _arrays(listed: Any, body: memoryview) -> dict[str, Array]:
-    if not isinstance(listed, list) or len(listed) != len(_DTYPES):
-        raise ValueError(f"arrays: expected {', '.join(_DTYPES)}")
+def _arrays(listed: Any, body: memoryview, wanted: dict[str, tuple[str, ...]]) -> dict[str, Array]:
+    if not isinstance(listed, list) or len(listed) != len(wanted):
+        raise ValueError(f"arrays: expected {', '.join(wanted)}")
     arrays, start = {}, 0
-    for one, (name, dtypes) in zip(listed, _DTYPES.items(), strict=True):
+    for one, (name, dtypes) in zip(listed, wanted.items(), strict=True):
         if not isinstance(one, list) or len(one) != 3 or one[0] != name or one[1] not in dtypes:
             raise ValueError(f"arrays: expected {name} as {' or '.join(dtypes)}, got {str(one)[:80]}")
         _, dtype, shape = one

@@ -32,7 +32,8 @@ from headrace.files import MAX_ARRAY_BYTES, parse_object, read_regular, require_
 
 Array = npt.NDArray[Any]
 
-FORMAT = 1
+FORMAT = 2  # 1 has no starts
+_READABLE = (1, FORMAT)
 _MAGIC = b"hrj1"
 _PREFIX, _CHECK = struct.Struct("<4sIQI"), struct.Struct("<I")
 _NAME = re.compile(r"\d{6}\.bin")
@@ -62,6 +63,8 @@ class Frame:
     end_flags: Array  # 1 terminated, 2 truncated, 3 both
     end_checksum: Array
     total_reward: Array
+    start: Array  # rows in which episodes began; empty in format 1
+    start_digest: Array  # of the observation that each began with
 
 
 class JournalWriter:
@@ -73,6 +76,7 @@ class JournalWriter:
         self._opening = _frame({"format": FORMAT, "seed": seed}, [])
         self._sizes = {path: path.stat().st_size for path in segments(folder)}
         self._path: Path | None = max(self._sizes, default=None)
+        self._goes_on = self._path is not None and _begins_with(self._path, self._opening)
         self._descriptor: int | None = None
 
     def write(
@@ -105,8 +109,10 @@ class JournalWriter:
     def _place_for(self, num_bytes: int) -> tuple[Path, int]:
         """The file that so many bytes go to; older ones make room for them."""
         path = self._path
-        if path is None or self._sizes[path] + num_bytes > max(self._limit // _SEGMENTS, num_bytes):
+        is_full = path is not None and self._sizes[path] + num_bytes > max(self._limit // _SEGMENTS, num_bytes)
+        if path is None or is_full or not self._goes_on:  # a file has one format
             self.close()
+            self._goes_on = True
             number = 1 if path is None else int(path.stem) + 1
             path = self._path = self._folder / f"{number:06d}.bin"
             self._sizes[path] = 0
@@ -129,13 +135,14 @@ def segments(folder: Path) -> list[Path]:
 
 def read_journal(folder: Path) -> tuple[int, list[Frame]]:
     """The run's seed and all frames, the oldest first; JournalError names the first byte that is not as written."""
-    seeds, frames = set(), []
+    seeds, frames, has_starts = set(), [], False
     for path, _, head, body in _whole_frames(folder):
         try:
             if "format" in head:
                 seeds.add(_opened(head))
+                has_starts = head["format"] != 1
             else:
-                frames.append(_decode(head, body))
+                frames.append(_decode(head, body, has_starts))
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise JournalError(f"{path} can't be used: {error}; {_REMEDY}") from error
     if len(seeds) != 1:
@@ -159,6 +166,15 @@ def cut_journal(folder: Path, updates: int) -> None:
             path.unlink()
         elif end < path.stat().st_size:
             os.truncate(path, end)
+
+
+def _begins_with(path: Path, opening: bytes) -> bool:
+    """Whether a file was begun by a run of this seed in this format, so that it may go on."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, len(opening)) == opening
+    finally:
+        os.close(descriptor)
 
 
 def _whole_frames(folder: Path) -> Iterator[tuple[Path, int, dict[str, Any], memoryview]]:
@@ -237,6 +253,8 @@ def _encode(update: int, steps: int, entry: Entry, returns: Mapping[tuple[int, i
         "end_flags": flags.astype(np.uint8),
         "end_checksum": entry.end_checksum,
         "total_reward": np.array(total_reward, np.float64),
+        "start": entry.start.astype(np.uint32),
+        "start_digest": entry.start_digest,
     }
     row, versions = 0, []
     for version, group in groupby(entry.version.tolist()):
@@ -254,15 +272,15 @@ def _encode(update: int, steps: int, entry: Entry, returns: Mapping[tuple[int, i
     return _frame(head, list(arrays.values()))
 
 
-def _decode(head: dict[str, Any], body: memoryview) -> Frame:
-    fields: dict[str, Any] = head | require_frame(head, body)
+def _decode(head: dict[str, Any], body: memoryview, has_starts: bool) -> Frame:
+    fields: dict[str, Any] = head | require_frame(head, body, has_starts)
     del fields["arrays"]
     return Frame(**fields)
 
 
 def _opened(head: dict[str, Any]) -> int:
-    if head["format"] != FORMAT:
-        raise ValueError(f"expected journal format {FORMAT}, got {str(head['format'])[:80]}")
+    if head["format"] not in _READABLE:
+        raise ValueError(f"expected journal format {' or '.join(map(str, _READABLE))}, got {str(head['format'])[:80]}")
     seed = head.get("seed")
     if type(seed) is not int or seed < 0:
         raise ValueError("expected a seed of at least 0")

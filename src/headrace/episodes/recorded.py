@@ -123,6 +123,29 @@ def episodes_of(frames: Iterable[Frame], env_index: int | None = None) -> list[R
     return found + [one for one in running if one is not None]
 
 
+@dataclass(frozen=True)
+class Starts:
+    """Where episodes began, in the order of rollouts, rows and environments: arrays of one length."""
+
+    env: Array
+    episode: Array
+    digest: Array  # of the first observation
+
+
+def starts_of(frames: Iterable[Frame]) -> Starts:
+    """The first observations of all episodes that began in some rollouts."""
+    envs, episodes, digests = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
+    for frame in frames:
+        n_envs = len(frame.episode)
+        rows, columns = np.divmod(frame.start.astype(np.int64), n_envs)
+        ended = np.zeros((len(frame.action) + 1, n_envs), np.int64)
+        ended[1:].reshape(-1)[frame.end] = 1
+        envs.append(frame.env_start + columns)
+        episodes.append(frame.episode.astype(np.int64)[columns] + ended.cumsum(0)[rows, columns])
+        digests.append(frame.start_digest)
+    return Starts(np.concatenate(envs), np.concatenate(episodes), np.concatenate(digests))
+
+
 class _Stream:
     """One environment, rollout after rollout."""
 

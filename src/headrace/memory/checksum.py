@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 Sums = npt.NDArray[np.uint64]
 
 _FACTOR, _TERM, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03), np.uint64(32)
-_ROW, _CUT = np.uint64(1), np.uint64(2)  # where the digests of rows and of final observations begin
+ROW, _CUT = np.uint64(1), np.uint64(2)  # where the digests of rows and of final observations begin
 
 
 def begin(env_index: int, episode: int) -> int:
@@ -49,14 +49,14 @@ def extend(
     `flags` are terminated, truncated and valid; rows that are not valid leave no trace. `dropped` marks the rows in
     which an episode was dropped (nan_policy): the next one begins after them.
     """
-    digest = np.full(reward.shape, _ROW)
+    digest = np.full(reward.shape, ROW)
     cut = np.full(len(final_row), _CUT)
     rows = digest.reshape(-1)
     for leaf in (*obs.values(), action):
-        _absorb(_words(leaf, len(rows)), rows)
+        absorb(words_of(leaf, len(rows)), rows)
     if len(cut):
         for leaf in final_obs.values():
-            _absorb(_words(leaf, len(cut)), cut)
+            absorb(words_of(leaf, len(cut)), cut)
         rows[final_row] ^= cut
     is_dropped = np.zeros(reward.shape, np.bool_) if dropped is None else dropped
     _chain(checksum, env_start, digest, reward.view(np.uint32), *flags, is_dropped, episode)
@@ -70,7 +70,7 @@ def extend_by_slab(checksum: Sums, env_start: int, slab: Slab) -> Sums:
     return extend(checksum, env_start, *rows, slab.final_row, slab.final_obs, slab.step == DROPPED_END)
 
 
-def _words(array: Array, num_rows: int) -> Array:
+def words_of(array: Array, num_rows: int) -> Array:
     """Rows of bytes as rows of the widest words that divide them."""
     plain = array.reshape(num_rows, array.size // num_rows).view(np.uint8)
     width = next(width for width in (8, 4, 1) if plain.shape[1] % width == 0)
@@ -89,7 +89,7 @@ def _begun(env_index: Any, episode: Any) -> Any:
 
 
 @compiled
-def _absorb(words: Any, digest: Any) -> None:
+def absorb(words: Any, digest: Any) -> None:
     """Add a row of words [N, W] to each digest [N]; long rows in four lanes, which do not wait for one another."""
     n_words = words.shape[1]
     for row in range(len(words)):

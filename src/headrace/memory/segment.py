@@ -1,16 +1,19 @@
 """Segments: the memory that slabs and weights lie in. create -> (attach in other processes) -> unlink by the creator.
 
 Heap and shared memory give the same thing, a writable buffer. A shared segment is a file in /dev/shm, 0600, with its
-creator's process id and an unguessable number in its name. It is reserved in full when created: tmpfs hands out pages
-on first touch, and running out later would be a SIGBUS. The name is registered with multiprocessing's resource tracker,
-which removes it should the creator be killed. Should the tracker be killed, Python starts another one that knows no
-name: `keep_names_registered`. If both are killed together, the name stays in /dev/shm until somebody removes it.
+creator (process id and start) and an unguessable number in its name. It is reserved in full when created: tmpfs hands
+out pages on first touch, and running out later would be a SIGBUS. The name is registered with multiprocessing's
+resource tracker, which removes it should the creator be killed. Should the tracker be killed, Python starts another one
+that knows no name: `keep_names_registered`. If both are killed together, the name stays in /dev/shm until `orphans`
+removes it. Every mapping holds a shared lock on its file, by its descriptor: `orphans` removes none that is held.
 The mapping, and one descriptor, live as long as there is a view of it (SharedMemory refuses to close then).
 Does not know what lies in the bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import mmap
 import os
@@ -22,11 +25,13 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.errors import HeadraceError
+from headrace.memory.owner import this_process
 from headrace.safe_path import safe_path
 
 logger = logging.getLogger(__name__)
 
-_DIRECTORY = Path("/dev/shm")
+DIRECTORY = Path("/dev/shm")
+PREFIX = "headrace-"
 _names: set[str] = set()  # of the segments that this process has created and not unlinked
 
 
@@ -66,15 +71,16 @@ class SharedSegment:
     @classmethod
     def create(cls, size_bytes: int) -> SharedSegment:
         """Make and reserve a new segment; refused with needed and available bytes if it does not fit."""
-        whole = os.statvfs(_DIRECTORY)
+        whole = os.statvfs(DIRECTORY)
         if 0 < whole.f_blocks * whole.f_frsize < size_bytes:
             raise _no_room(size_bytes)
-        name = f"headrace-{os.getpid()}-{secrets.token_hex(8)}"  # a list of /dev/shm shows whose it is
+        name = f"{PREFIX}{this_process().mark}-{secrets.token_hex(8)}"  # a list of /dev/shm shows whose it is
         _names.add(name)
         keep_names_registered()  # first: a kill in between leaves nothing
         try:
-            descriptor = os.open(_DIRECTORY / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(DIRECTORY / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
+                _hold(descriptor)
                 os.posix_fallocate(descriptor, 0, size_bytes)
                 return cls(name, mmap.mmap(descriptor, size_bytes), is_creator=True)
             finally:
@@ -86,8 +92,9 @@ class SharedSegment:
     @classmethod
     def attach(cls, name: str) -> SharedSegment:
         """Open the segment that another process created."""
-        descriptor = os.open(_DIRECTORY / name, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(DIRECTORY / name, os.O_RDWR | os.O_CLOEXEC)
         try:
+            _hold(descriptor)
             return cls(name, mmap.mmap(descriptor, 0))
         finally:
             os.close(descriptor)
@@ -95,7 +102,7 @@ class SharedSegment:
     @staticmethod
     def open_at(name: str, offset: int) -> int:
         """A descriptor that writes there: for what writes to files only, such as faulthandler."""
-        descriptor = os.open(_DIRECTORY / name, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(DIRECTORY / name, os.O_WRONLY | os.O_CLOEXEC)
         os.lseek(descriptor, offset, os.SEEK_SET)
         return descriptor
 
@@ -106,13 +113,19 @@ class SharedSegment:
             self.name = None
 
 
+def _hold(descriptor: int) -> None:
+    """A shared lock, for as long as the mapping that is made of this descriptor: it keeps a copy of it."""
+    with contextlib.suppress(OSError):  # a file system without locks: then the owner's process alone is asked
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # `orphans` holds the other kind for microseconds
+
+
 def _remove_own(name: str, creator: int) -> None:
     if os.getpid() == creator:  # not in a fork of it
         _remove(name)
 
 
 def _remove(name: str) -> None:
-    (_DIRECTORY / name).unlink(missing_ok=True)
+    (DIRECTORY / name).unlink(missing_ok=True)
     keep_names_registered()  # a tracker that does not know the name would complain
     _names.discard(name)
     resource_tracker.unregister(f"/{name}", "shared_memory")

@@ -18,7 +18,7 @@ from headrace.episodes import journal_file
 from headrace.episodes.entry import Entry, entry_of
 from headrace.episodes.journal import Journal
 from headrace.episodes.journal_file import JournalWriter, cut_journal, read_journal, segments
-from headrace.episodes.recorded import RecordedEpisode, episodes_of
+from headrace.episodes.recorded import RecordedEpisode, episodes_of, starts_of
 from headrace.errors import JournalError
 from headrace.memory.schema import rollout_schema
 from headrace.memory.spaces import Box, Discrete, Space
@@ -293,7 +293,9 @@ CASES: dict[str, Change] = {
     "shape of nothing": array_to(3, "action", "|u1", []),
     "fewer environments": array_to(0, "episode", "<u4", [0]),
     "one dimension": array_to(3, "action", "|u1", [4]),
-    "list of lists": set_to("arrays", [[]] * 9),
+    "a start without its digest": array_to(10, "start_digest", "<u8", [0]),
+    "no starts": lambda head: head["arrays"].__delitem__(slice(9, 11)),
+    "list of lists": set_to("arrays", [[]] * 11),
     "format of another time": lambda head: (head.clear(), head.update(format=99, seed=3)),
     "format without a seed": lambda head: (head.clear(), head.update(format=1)),
     "format with a text": lambda head: (head.clear(), head.update(format=1, seed="3")),
@@ -311,7 +313,7 @@ def test_a_frame_that_makes_no_sense_is_refused(case: str, tmp_path: Path) -> No
     """Its CRCs are right: who writes a file writes them as well."""
     made = simple(tmp_path, updates=1)
     (path,) = segments(tmp_path)
-    opening = journal_file._frame({"format": 1, "seed": SEED}, [])
+    opening = journal_file._frame({"format": journal_file.FORMAT, "seed": SEED}, [])
     head, body = head_and_body(journal_file._encode(1, 100, made[0][0], {}))
     CASES[case](head)
     path.write_bytes(opening + journal_file._frame(head, [body]))
@@ -320,21 +322,84 @@ def test_a_frame_that_makes_no_sense_is_refused(case: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("rows", [[4], [0, 0], [1, 0]], ids=["beyond", "twice", "not in order"])
-@pytest.mark.parametrize("number", [4, 5], ids=["invalid", "end"])
+@pytest.mark.parametrize("number", [4, 5, 9], ids=["invalid", "end", "start"])
 def test_rows_that_a_rollout_does_not_have_are_refused(number: int, rows: list[int], tmp_path: Path) -> None:
     """Four rows of one environment, an end in the first: its bytes say other rows."""
     made = simple(tmp_path, updates=2)
     head, body = head_and_body(journal_file._encode(2, 100, made[1][0], {}))
     sizes = [np.dtype(dtype).itemsize * int(np.prod(shape)) for _, dtype, shape in head["arrays"]]
     parts = np.split(body, np.cumsum(sizes)[:-1])
-    for place in [number] if number == 4 else range(5, 9):
+    for place in {4: [4], 5: range(5, 9), 9: range(9, 11)}[number]:
         name, dtype, _ = head["arrays"][place]
         head["arrays"][place] = [name, dtype, [len(rows)]]
         parts[place] = np.array(rows if place == number else [1] * len(rows), dtype).view(np.uint8)
     (path,) = segments(tmp_path)
-    path.write_bytes(journal_file._frame({"format": 1, "seed": SEED}, []) + journal_file._frame(head, parts))
+    path.write_bytes(
+        journal_file._frame({"format": journal_file.FORMAT, "seed": SEED}, []) + journal_file._frame(head, parts)
+    )
     with pytest.raises(JournalError, match=r"expected rows (of the rollout|in order)"):
         read_journal(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------- where episodes begin
+
+
+def test_episodes_are_recorded_with_the_observation_that_they_begin_with(tmp_path: Path) -> None:
+    """Three environments, slabs of 4 rows: episode 1 of env 1 begins as episode 0 of env 0 does."""
+    T, B = 8, 3
+    ends = np.zeros((T, B), np.bool_)
+    ends[2, 1] = ends[3, 0] = ends[5, 1] = True  # the next one begins inside of a slab, in the next slab, inside
+    valid = np.ones((T, B), np.bool_)
+    valid[3, 1] = False  # a row in which the environment was reset
+    shown = np.random.default_rng(0).normal(size=(T, B, *VECTOR.shape)).astype(np.float32)
+    shown[4, 1] = shown[0, 0]
+    episode, step = np.zeros((T, B), np.int64), np.zeros((T, B), np.int64)
+    episode[3:6, 1], episode[6:, 1], episode[4:, 0] = 1, 2, 1
+    step[:, 0], step[:, 1], step[:, 2] = [0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 0, 0, 1, 0, 1], range(T)
+    journal, updates = Journal(B, seed_of, VECTOR, Discrete(5)), []
+    for rows in (slice(0, 4), slice(4, 8)):
+        slab = heap_slab(rollout_schema(VECTOR, Discrete(5), 4, B))
+        slab.obs["obs"][:], slab.reward[:], slab.action[:] = shown[rows], 1.0, 0
+        slab.terminated[:], slab.truncated[:], slab.valid[:] = ends[rows], False, valid[rows]
+        slab.episode[:], slab.step[:], slab.version[:] = episode[rows], step[rows], 0
+        slab.noise_counter[:], slab.last_obs["obs"][:] = 0, 0.0
+        updates.append([entry_of(journal, range(B), 0, slab, journal.enter(range(B), slab).checksums)])
+    write(tmp_path, updates)
+    starts = starts_of(read_journal(tmp_path)[1])
+    ids = list(zip(starts.env.tolist(), starts.episode.tolist(), strict=True))
+    assert ids == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (1, 2)]
+    same = {ids[k] for k in range(6) if starts.digest[k] == starts.digest[0]}
+    assert same == {(0, 0), (1, 1)}
+    assert len(set(starts.digest.tolist())) == 5
+
+
+def as_format_1(path: Path) -> None:
+    """The file as headrace wrote it before starts were recorded."""
+    frames = [journal_file._frame({"format": 1, "seed": SEED}, [])]
+    for _, _, head, body in journal_file._whole_frames(path.parent):
+        if "format" not in head:
+            kept = head["arrays"][:9]
+            size = sum(np.dtype(dtype).itemsize * int(np.prod(shape)) for _, dtype, shape in kept)
+            frames.append(journal_file._frame(head | {"arrays": kept}, [np.frombuffer(body[:size], np.uint8)]))
+    path.write_bytes(b"".join(frames))
+
+
+def test_a_journal_of_format_1_is_read_and_goes_on_in_a_file_of_its_own(tmp_path: Path) -> None:
+    made = simple(tmp_path, updates=4)
+    everything = told(episodes_of(read_journal(tmp_path)[1]))
+    (first,) = segments(tmp_path)
+    as_format_1(first)
+    frames = read_journal(tmp_path)[1]
+    assert told(episodes_of(frames)) == everything
+    assert len(starts_of(frames).digest) == 0
+    before = first.read_bytes()
+    write(tmp_path, made[:1], first=5)
+    assert [path.name for path in segments(tmp_path)] == ["000001.bin", "000002.bin"]
+    assert first.read_bytes() == before
+    assert [frame.update for frame in read_journal(tmp_path)[1]] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert len(starts_of(read_journal(tmp_path)[1]).digest) == 2
+    write(tmp_path, made[1:2], first=6)
+    assert len(segments(tmp_path)) == 2, "a file of today's format goes on"
 
 
 def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:

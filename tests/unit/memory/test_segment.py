@@ -71,7 +71,7 @@ def test_names_have_their_creator_and_can_not_be_guessed() -> None:
     for segment in segments:
         segment.unlink()
     assert len(names) == 3
-    assert all(re.fullmatch(rf"headrace-{os.getpid()}-[0-9a-f]{{16}}", name) for name in names)
+    assert all(re.fullmatch(rf"headrace-{os.getpid()}-\d+-[0-9a-f]{{16}}", name) for name in names)
 
 
 def test_an_attached_side_that_lets_go_leaves_it_and_unlink_removes_it() -> None:
@@ -145,7 +145,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert creator.stdout is not None
         name = creator.stdout.readline().strip()
         assert creator.wait(PATIENCE_S) == -signal.SIGKILL
-        assert re.fullmatch(rf"headrace-{creator.pid}-[0-9a-f]{{16}}", name)
+        assert re.fullmatch(rf"headrace-{creator.pid}-\d+-[0-9a-f]{{16}}", name)
         wait_until(lambda: not os.path.exists(f"/dev/shm/{name}"), PATIENCE_S)
 
 

@@ -10,7 +10,8 @@ from unittest import mock
 
 import pytest
 
-from headrace.runtime.folder import Folder
+from headrace.memory.owner import Owner, this_process
+from headrace.runtime.folder import Folder, left_folders
 from support.command import PATHS
 from support.waiting import wait_until
 
@@ -43,7 +44,7 @@ def test_an_owner_that_is_killed_on_the_way_leaves_no_folder(when: str, tmp_path
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    theirs = tmp_path / "hub-a"
+    theirs = tmp_path / f"hub-{this_process().mark}-a"
     theirs.mkdir()
     with (
         mock.patch("headrace.runtime.folder.secrets.token_hex", return_value="a"),
@@ -51,3 +52,17 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     ):
         Folder(str(tmp_path / "hub-"))
     assert theirs.exists(), "its cleaner has ended by now"
+
+
+def test_folders_of_the_dead_are_found_and_nothing_else(tmp_path: Path) -> None:
+    dead, mine = Owner(99, 1), this_process()
+    reused = Owner(mine.pid, mine.started - 1)  # this process has its id now
+    for owner in (dead, mine, reused):
+        (tmp_path / f"hub-{owner.mark}-aa").mkdir()
+    (tmp_path / "hub-no-owner").mkdir()
+    (tmp_path / f"other-{dead.mark}-aa").mkdir()
+    (tmp_path / f"hub-{dead.mark}-file").touch()
+    (tmp_path / f"hub-{dead.mark}-link").symlink_to(tmp_path / f"hub-{dead.mark}-aa")
+    found = left_folders("hub-", tmp_path, lambda owner: owner != dead and owner.is_alive())
+    assert {path.name for path in found} == {f"hub-{owner.mark}-aa" for owner in (dead, reused)}
+    assert left_folders("hub-", tmp_path / "missing") == []
