@@ -59,7 +59,7 @@ def _measured(spec: EnvSpec, seed: int, envs: VectorEnv) -> Measured:
     other = build_envs(spec, range(1, 2), seed)
     try:
         two_threads = _two_threads(envs, other, mean(times), _rounds(typical))
-        return Measured(typical, spread, two_threads, doubt=doubt)
+        return Measured(typical, spread, two_threads, doubt=doubt, cpu_share=_cpu_share(envs))
     finally:
         other.close()
 
@@ -71,6 +71,13 @@ def _alone(envs: VectorEnv, n_envs: int) -> tuple[list[float], float]:
     budget_s = _FIRST_LOOK_S if first < CHEAP_S else _BUDGET_S / rounds
     times, doubt = repeated(lambda: _stepped(envs, budget_s), rounds, 3 * rounds if rounds > 1 else 1)
     return [row_s / n_envs for row_s in times], doubt
+
+
+def _cpu_share(envs: VectorEnv) -> float:
+    """Of the time of stepping, that a core is busy with it: little of it if steps wait for something."""
+    begun_s, cpu_s = now_s(), time.process_time()
+    _stepped(envs, _FIRST_LOOK_S)
+    return min(1.0, (time.process_time() - cpu_s) / (now_s() - begun_s))
 
 
 def _spread(times: list[float]) -> float:

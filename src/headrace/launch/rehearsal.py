@@ -44,6 +44,8 @@ class Rehearsal:
     update_s: float = 0.0
     doubt: float = 1.0
     """The second fastest measurement over the fastest one; the larger of the two."""
+    call_s: float = 0.0
+    """Of acting, what does not depend on the number of rows: every worker pays it."""
 
 
 def rehearse(
@@ -68,15 +70,18 @@ def rehearse(
     first = {name: leaf[0] for name, leaf in batch.leaves.items()} | state_leaf(remembered, n_envs)
     with torch_threads(1):
         act_s, doubt = _fastest(lambda: inference.act(first, noise, out))
+        row = {name: leaf[:1] for name, leaf in first.items()}
+        call_s = min(act_s, _fastest(lambda: inference.act(row, noise[:1], out[:1]))[0])
     if build_algorithm is None:
-        return Rehearsal(act_s, doubt=doubt)
+        return Rehearsal(act_s, doubt=doubt, call_s=call_s)
     quick, passes = config.quick()
     algorithm = build_algorithm(quick, FlatParameters(module), 0)
     actor = copy.deepcopy(module)
     moment = Moment(0, 0, True, 1.0, lambda version: actor)
     with torch_threads(algorithm.threads):
         once_s, of_learning = _fastest(lambda: algorithm.learn(batch, moment))
-    return Rehearsal(act_s, passes * once_s * place.n_steps * n_envs / batch.steps, max(doubt, of_learning))
+    update_s = passes * once_s * place.n_steps * n_envs / batch.steps
+    return Rehearsal(act_s, update_s, max(doubt, of_learning), call_s)
 
 
 def _made_up(observation: ObservationSpace, action: Space, n_envs: int, rows: int, state_size: int) -> Batch:
