@@ -18,7 +18,7 @@ from headrace.cli.options import env_kwargs, flat, parse, read_config, translate
 from headrace.cli.own_modules import find_own_modules
 from headrace.cli.own_words import require_own_words
 from headrace.cli.printing import drop_stdout, explain, warn
-from headrace.cli.tuning import TuneOptions, given, intended, keep_trials, note_reason, tuned
+from headrace.cli.tuning import TuneOptions, given, intended, keep_trials, note_reason, require_fitting, tuned
 from headrace.collecting.topology import PLACES, TopologyConfig
 from headrace.envs.spec import EnvSpec
 from headrace.errors import CheckpointError, HeadraceError, UsageError
@@ -120,15 +120,15 @@ def main(argv: list[str]) -> int:
     options = _parse(argv)
     if not options.env:
         raise UsageError("expected an environment: headrace train ENV, or --resume RUN")
-    if options.tuning.tune and options.schedule is not None:
-        raise UsageError("--tune: a replay runs inline, as its schedule has it; leave --tune or --schedule out")
+    names = given(argv, options.config)
+    require_fitting(options.tuning, names, options.schedule is not None)
     config = _run_config(options)
     _require_consent(argv, options, config.env)
     find_own_modules(config.env.encode())
     with _early_lock(options.run_dir, options.dry_run) as lock:
         from headrace.api.model import Model
 
-        steps, names, found = options.session.total_timesteps, given(argv, options.config), None
+        steps, found = options.session.total_timesteps, None
         if options.tuning.tune and not options.dry_run:
             found = tuned(config, options.tuning, names)
             config = found.config

@@ -49,6 +49,15 @@ def given(argv: list[str], file: Path | None) -> set[str]:
     return {name.replace("-", "_") for name in typed}
 
 
+def require_fitting(options: TuneOptions, names: set[str], is_replay: bool) -> None:
+    """Refuse what does not go together."""
+    if options.tune and is_replay:
+        raise UsageError("--tune: a replay runs inline, as its schedule has it; leave --tune or --schedule out")
+    for name in ("tune_seconds", "tune_max_lag"):
+        if name in names and not options.tune:
+            raise UsageError(f"--{name.replace('_', '-')}: expected --tune as well")
+
+
 def tuned(config: RunConfig, options: TuneOptions, names: set[str]) -> Tuned:
     """Try, and print what was tried and what was chosen."""
     from headrace.api.tuning import tune

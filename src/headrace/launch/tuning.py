@@ -58,8 +58,11 @@ class Candidate:
             buffering = "on" if self.turns > 1 else "off"
         elif buffering == "on":  # which local inference refuses
             buffering = "auto"
+        workers = str(self.workers)
+        if self.topology == "inline" and config.workers != "1":  # it has none
+            workers = "auto"
         return replace(
-            config, n_envs=self.n_envs, n_steps=self.n_steps, topology=self.topology, workers=str(self.workers),
+            config, n_envs=self.n_envs, n_steps=self.n_steps, topology=self.topology, workers=workers,
             inference=self.inference, double_buffering=buffering, max_lag=self.max_lag,
         )  # fmt: skip
 
@@ -168,8 +171,8 @@ def _is_allowed(one: Candidate, config: TopologyConfig, fixed: Collection[str], 
         return False
     if "double_buffering" in fixed and config.double_buffering == "on" and one.turns == 1:
         return False
-    is_new = (one.n_envs, one.workers) != (config.n_envs, 1)
-    if is_new and one.topology == "processes" and one.workers * WORKER_BYTES > bounds.free_bytes:
+    is_asked = "topology" in fixed and config.topology == "processes"
+    if not is_asked and one.topology == "processes" and one.workers * WORKER_BYTES > bounds.free_bytes:
         return False
     makers = min(one.workers, bounds.cores) if one.topology == "processes" else 1
     if (
