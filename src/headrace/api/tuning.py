@@ -17,7 +17,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import FrameType
 from typing import Any
 
@@ -112,7 +112,7 @@ def tune(
     With `most_lag`, asynchronous candidates up to this max_lag are tried as well: they learn something else.
     """
     if not (0 < seconds <= 3600):
-        raise UsageError(f"tune_seconds: expected more than 0 and at most 3,600 seconds, got {seconds:g}")
+        raise UsageError(f"tune: expected more than 0 and at most 3,600 seconds, got {seconds:g}")
     begun_s, place = now_s(), config.topology
     progress(f"tuning: looking at {config.env.name}")
     look = _Look(config, fixed, module, begun_s + _LOOK * seconds)
@@ -146,6 +146,18 @@ def tune(
     if verdict.choice is not None:
         config = replace(config, topology=verdict.choice.applied(place))
     return Tuned(config, tuple(race.rows()), verdict.choice, verdict.why, now_s() - begun_s, len(found))
+
+
+def tuned_if(wanted: bool | float, config: RunConfig, module: Module | None, is_counted: bool) -> Tuned | None:
+    """For keyword arguments. What differs from its default was meant to stay; `is_counted`: n_envs was given."""
+    if isinstance(wanted, bool) and not wanted:
+        return None
+    usual, place = TopologyConfig(), config.topology
+    fixed = {field.name for field in fields(place) if getattr(place, field.name) != getattr(usual, field.name)}
+    seconds = TUNE_S if wanted is True else wanted
+    if not isinstance(seconds, int | float):
+        raise UsageError(f"tune: expected True, or seconds, got {wanted!r}")
+    return tune(config, seconds, fixed | ({"n_envs"} if is_counted else set()), module=module)
 
 
 class _OutOfTimeError(BaseException):
