@@ -74,10 +74,23 @@ def _alone(envs: VectorEnv, n_envs: int) -> tuple[list[float], float]:
 
 
 def _cpu_share(envs: VectorEnv) -> float:
-    """Of the time of stepping, that a core is busy with it: little of it if steps wait for something."""
-    begun_s, cpu_s = now_s(), time.process_time()
+    """Of the time of stepping, that a core is busy with it: little of it if steps wait for something.
+
+    Time in which it could have run, but other programs had the cores, does not count.
+    """
+    begun_s, cpu_s, queued_s = now_s(), time.process_time(), _queued_s()
     _stepped(envs, _FIRST_LOOK_S)
-    return min(1.0, (time.process_time() - cpu_s) / (now_s() - begun_s))
+    wall_s = now_s() - begun_s - (_queued_s() - queued_s)
+    return min(1.0, (time.process_time() - cpu_s) / max(wall_s, 1e-6))
+
+
+def _queued_s() -> float:
+    """How long this thread has waited for a core; 0 if the system does not say."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _spread(times: list[float]) -> float:

@@ -19,8 +19,9 @@ from headrace.launch.tuning import Candidate
 _EXPLORING = 0.6  # of the time, at most: then the best ones are compared
 _HOPELESS, _HOPELESS_NEW = 0.85, 0.6  # of the best so far: what is expected to reach less is not tried; of new places
 _NEW = 1.2  # what a place that was not tried yet may be better than its prediction
-_RIVALS = {1: (6, 0.8), 2: (4, 0.85), 3: (3, 0.92)}  # trials so far: so many stay, that reach so much of the leader
+_RIVALS = {1: (6, 0.75), 2: (4, 0.85), 3: (3, 0.92)}  # trials so far: so many stay, that reach so much of the leader
 _LAST_RIVALS = 2, 0.95
+_MOST_DOUBT = 0.5  # by which these shares are lowered, if trials of one candidate differ so much
 _MOST_TRIALS = 8
 _LEAST_MARGIN, _LARGEST_MARGIN = 0.04, 0.07  # within which the simpler one is chosen
 _USUAL, _START_S = 0.03, 0.5  # share of the time that a trial takes, until one was made; and of each process to start
@@ -154,10 +155,11 @@ class Race:
         """Those that could still be the fastest, the leader first: the more trials, the fewer of them."""
         order = sorted(self._trials, key=lambda one: -median(self._trials[one]))
         stay: list[Candidate] = []
+        trust = 1.0 - self._doubt()
         for one in order:
             trials = self._trials[one]
             most, share = _RIVALS.get(min(len(trials), len(self._trials[order[0]])), _LAST_RIVALS)
-            if len(stay) < most and median(trials) >= share * median(self._trials[order[0]]):
+            if len(stay) < most and median(trials) >= trust * share * median(self._trials[order[0]]):
                 stay.append(one)
         return stay
 
@@ -173,6 +175,12 @@ class Race:
                 leader.n_envs // 2,
             )
         )
+
+    def _doubt(self) -> float:
+        """How far trials of one candidate are apart, typically."""
+        repeated = [trials for trials in self._trials.values() if len(trials) > 1]
+        apart = [(max(trials) - min(trials)) / max(trials) for trials in repeated]
+        return min(median(apart), _MOST_DOUBT) if apart else 0.0
 
     def _tried_at(self, one: Candidate) -> list[Candidate]:
         """The same place with other numbers of environments."""
