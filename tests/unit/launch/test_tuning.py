@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import select
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.collecting.topology import TopologyConfig
-from headrace.launch.decision import WORKER_BYTES, Measured
+from headrace.envs.building import build_envs
+from headrace.envs.spec import EnvSpec
+from headrace.launch.decision import WORKER_BYTES, Measured, update_s
+from headrace.launch.measuring import measure
 from headrace.launch.rehearsal import Rehearsal
 from headrace.launch.tuning import SHORTEST_ROLLOUT, Bounds, Candidate, candidates, predicted
+from support.faulty_envs import Steady, Toils
 
 TWO = Bounds(2)
 ACTING = {1: 10e-6, 8: 14e-6, 256: 150e-6}
+
+
+class Waits(Steady):
+    """5 ms for an answer that does not come, as of a simulator elsewhere."""
+
+    def step(self, action: Any) -> Any:
+        select.select([], [], [], 5e-3)
+        return super().step(action)
 
 
 def best(config: TopologyConfig, measured: Measured, bounds: Bounds = TWO) -> Candidate:
@@ -105,3 +121,35 @@ def test_a_policy_that_is_slow_for_few_rows_wants_more_environments() -> None:
     inline = list(candidates(config, {"topology"}, TWO))
     speeds = {one.n_envs: predicted(one, config, measured, flat, 2) for one in inline}
     assert speeds[32] > speeds[16] > speeds[8] > speeds[4]
+
+
+def test_workers_whose_steps_wait_share_a_core() -> None:
+    config, waits = TopologyConfig(8, 100), Measured(5e-3, 0.0, 2.0, cpu_share=0.05)
+    alone_s = update_s("inline", 1, waits, config, 2)
+    assert update_s("processes", 8, waits, config, 2) == pytest.approx(alone_s / 8, rel=0.02)
+    assert update_s("threads", 8, waits, config, 2) == pytest.approx(alone_s / 8, rel=0.02)
+    burns = replace(waits, cpu_share=1.0)
+    assert update_s("processes", 8, burns, config, 2) == pytest.approx(alone_s / 2, rel=0.02)
+
+
+def test_every_worker_pays_for_its_own_call_of_the_policy() -> None:
+    config = TopologyConfig(8, 100)
+    by_rows = Measured(1e-3, 0.0, 1.0, Rehearsal(8e-3, call_s=0.0))
+    by_call = replace(by_rows, policy=Rehearsal(8e-3, call_s=8e-3))
+    assert update_s("inline", 1, by_call, config, 2) == update_s("inline", 1, by_rows, config, 2)
+    more_s = update_s("processes", 2, by_call, config, 2) - update_s("processes", 2, by_rows, config, 2)
+    assert more_s == pytest.approx(100 * 8e-3 / 2)  # two calls at a time on two cores instead of half of each
+
+
+@pytest.mark.alone
+def test_a_step_that_waits_is_told_from_one_that_computes() -> None:
+    shares = {}
+    for kind in (Waits, Toils):
+        envs = build_envs(EnvSpec(kind), range(1), 1)
+        try:
+            seen = measure(EnvSpec(kind), 1, envs)
+        finally:
+            envs.close()
+        assert seen is not None
+        shares[kind] = seen.cpu_share
+    assert shares[Waits] < 0.5 < shares[Toils]
