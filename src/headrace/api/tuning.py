@@ -179,7 +179,7 @@ class _Look:
         except HeadraceError as error:
             logger.info("tune: nothing could be measured beforehand: %s", message_of(error))
             return
-        self._measured = seen = look.measured
+        self._measured = seen = replace(look.measured, free_cores=math.inf)  # trials show what others leave
         self.bounds = replace(self.bounds, cpu_share=seen.cpu_share, make_s=look.make_s, is_pool=seen.is_pool)
         self._act_s = {1: seen.policy.call_s, self._place.n_envs: seen.policy.act_s}
         for n_envs in sorted({one.n_envs for one in candidates(self._place, fixed, self.bounds)} - {*self._act_s}):

@@ -26,13 +26,15 @@ def run(
     race: Race, speed: Speed, noise: float = 0.0, seed: int = 0, fails: Callable[[Candidate], bool] = lambda one: False
 ) -> tuple[Verdict, float]:
     """The verdict, and when it fell."""
-    draw, elapsed_s, again = random.Random(seed), 0.0, 0
+    draw, elapsed_s, again, failed = random.Random(seed), 0.0, 0, set[Candidate]()
     while (one := race.next(elapsed_s)) is not None:
         again += 1
         assert again < 1000, "it does not end"
+        assert one not in failed, "it failed before"
         elapsed_s += cost_s(one)
         if fails(one):
             race.fail(one, "it broke")
+            failed.add(one)
         else:
             race.add(one, speed(one) * (1.0 + noise * draw.uniform(-1.0, 1.0)), cost_s(one))
     return race.verdict(), elapsed_s
