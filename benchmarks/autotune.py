@@ -1,8 +1,9 @@
 """train --tune against an exhaustive grid: how much of the best cell's steps/s does the tuned configuration reach?
 
 For each environment: 20 s of tuning; then every cell of a grid (n_envs x place, the same batch) measured once with
-short rollouts; then the best cell with its real rollouts, in alternation with the tuned configuration. The value is the
-median of the tuned one's steps/s while training (collecting and learning), the baseline that of the grid's best cell.
+short rollouts, the five best of them twice more; then the best cell with its real rollouts, in alternation with the
+tuned configuration: both runs are open, and one rests while the other makes its updates. The value is the median of the
+tuned one's steps/s while training (collecting and learning), the baseline that of the grid's best cell.
 
 cheap       CartPole-v1                       200 us       burns a core and the GIL (timed_envs:Burns)
 5 ms        waits (timed_envs:Waits)          image        42 x 42 pixels and a CNN (catch:Catch)
@@ -16,7 +17,6 @@ if a worker dies, so the tuner does not take them elsewhere either.
 
 import argparse
 import time
-from contextlib import closing
 from statistics import median
 from typing import Any
 
@@ -40,7 +40,7 @@ ENVS = {
 }
 N_ENVS, N_STEPS = 8, 256
 BATCH = N_ENVS * N_STEPS
-SCREENED = 256  # steps of a short rollout
+SCREENED, FINALISTS = 256, 5  # steps of a short rollout; cells that are measured again
 Place = dict[str, Any]
 
 
@@ -69,15 +69,31 @@ def config_of(env: str, **place: Any) -> RunConfig:
     return RunConfig(EnvSpec(env), 1, algorithm=PpoConfig(batch_size=256, n_epochs=4), topology=topology)
 
 
-def steps_per_s(config: RunConfig, seconds: float) -> float:
-    """Of training: whole updates, after one that starts everything."""
-    run, _ = build_run(config)
-    with closing(run):
-        run.update(1 << 40)
+class Training:
+    """A run that makes updates for a moment when it is asked to, and rests meanwhile."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._run, _ = build_run(config)
+
+    def __enter__(self) -> "Training":
+        self._run.update(1 << 40)  # which starts everything
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run.close()
+
+    def steps_per_s(self, seconds: float) -> float:
+        """Of whole updates."""
         steps, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < seconds:
-            steps += run.update(1 << 40).new_steps
+            steps += self._run.update(1 << 40).new_steps
         return steps / (time.perf_counter() - begun)
+
+
+def screened(env: str, cell: Place, seconds: float) -> float:
+    """Of a cell, with short rollouts."""
+    with Training(config_of(env, **cell, n_steps=max(4, SCREENED // cell["n_envs"]), spares=0)) as training:
+        return training.steps_per_s(seconds)
 
 
 def judged(name: str, seconds: float, window_s: float, rounds: int, grid: list[Place]) -> dict[str, Any]:
@@ -86,24 +102,29 @@ def judged(name: str, seconds: float, window_s: float, rounds: int, grid: list[P
     tuned = tune(config_of(env), seconds, fixed=("max_lag",))
     spent = time.perf_counter() - begun
     print(f"\n{name}\n{tuned.text()}\n({spent:.1f} s)", flush=True)
-    screened = []
-    for cell in grid:
-        short = {"n_steps": max(4, SCREENED // cell["n_envs"]), "spares": 0}
-        screened.append(steps_per_s(config_of(env, **cell, **short), window_s))
-    best = grid[max(range(len(grid)), key=lambda i: screened[i])]
-    print(f"grid of {len(grid)}: best {best}, {max(screened):,.0f}", flush=True)
-    contenders = {
-        "tuned": lambda: steps_per_s(tuned.config, 2 * window_s),
-        "best cell": lambda: steps_per_s(config_of(env, **best), 2 * window_s),
-    }
-    values = harness.alternate(contenders, rounds, lambda text: print(text, flush=True))
+    speeds = [[screened(env, cell, window_s)] for cell in grid]
+    finalists = sorted(range(len(grid)), key=lambda i: -speeds[i][0])[:FINALISTS]
+    for index in finalists * 2:
+        speeds[index].append(screened(env, grid[index], window_s))
+    best = max(finalists, key=lambda i: median(speeds[i]))
+    print(f"grid of {len(grid)}: best {grid[best]}, {median(speeds[best]):,.0f}", flush=True)
+    with Training(tuned.config) as ours, Training(config_of(env, **grid[best])) as theirs:
+        contenders = {
+            "tuned": lambda: ours.steps_per_s(window_s),
+            "best cell": lambda: theirs.steps_per_s(window_s),
+        }
+        values = harness.alternate(contenders, rounds, lambda text: None)
+    ratio = median(values["tuned"]) / median(values["best cell"])
+    print(
+        f"tuned {median(values['tuned']):,.0f}, best cell {median(values['best cell']):,.0f}: {ratio:.2f}x", flush=True
+    )
     return {
         "tuned": tuned.encode(),
         "tuning_s": spent,
-        "grid": [cell | {"steps_per_s": speed} for cell, speed in zip(grid, screened, strict=True)],
-        "best_cell": best,
+        "grid": [cell | {"steps_per_s": speed} for cell, speed in zip(grid, speeds, strict=True)],
+        "best_cell": grid[best],
         "rounds": values,
-        "ratio": median(values["tuned"]) / median(values["best cell"]),
+        "ratio": ratio,
     }
 
 
@@ -116,7 +137,7 @@ def main() -> None:
     torch.set_num_threads(1)
     names = ["cheap"] if arguments.smoke else arguments.only
     seconds = 2.0 if arguments.smoke else 20.0
-    window_s, rounds = (0.05, 1) if arguments.smoke else (0.3, 3) if arguments.quick else (0.5, 7)
+    window_s, rounds = (0.05, 1) if arguments.smoke else (0.3, 7) if arguments.quick else (0.5, 15)
     found = {}
     for name in names:
         grid = [{"n_envs": 8, "topology": "inline"}] if arguments.smoke else cells(name)
