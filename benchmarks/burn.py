@@ -18,17 +18,22 @@ def loops_per_us() -> float:
         best = 0.0
         for _ in range(20):
             start = time.perf_counter()
-            _burn(20_000)
+            burn(20_000)
             best = max(best, 20_000 / ((time.perf_counter() - start) * 1e6))
         _LOOPS_PER_US.append(best)
     return _LOOPS_PER_US[0]
 
 
-def _burn(turns: int) -> int:
+def burn(turns: int) -> int:
     x = 1
     for _ in range(turns):
         x = (x * 5 + 1) & 0xFFFF
     return x
+
+
+def wait(seconds: float) -> None:
+    """Holds neither a core nor the GIL."""
+    time.sleep(seconds)
 
 
 class BurnEnv(gym.Env):
@@ -46,7 +51,7 @@ class BurnEnv(gym.Env):
         return self._obs(), {}
 
     def step(self, action):
-        _burn(self.turns)
+        burn(self.turns)
         self.count += 1
         return self._obs(), 1.0, False, self.count >= EPISODE, {}
 

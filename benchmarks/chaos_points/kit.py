@@ -20,9 +20,9 @@ from harness import Claim
 BENCHMARKS = Path(__file__).resolve().parents[1]
 BURN = """
 import os, sys
-from burn import _burn
+from burn import burn
 while os.getppid() == int(sys.argv[1]):
-    _burn(100_000)
+    burn(100_000)
 """
 
 

@@ -396,6 +396,7 @@ WRONG: dict[str, list[Any]] = {
     "norm_obs_keys": [3, "obs", [3], ["obs"]],
     "inference_servers": [0, "x"], "inference_max_batch": [-1, "x"], "inference_max_wait_ms": [-1, "x"],
     "worker_max_memory_mb": [-1, "x"], "worker_max_episodes": [-1, "x"], "env_retries": [-1, "x"],
+    "tune": [0, -1, "x", None, float("nan"), 1e9],
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from headrace.api.arguments import (
 )
 from headrace.api.model import Model
 from headrace.api.sb3_words import MODEL, require_nothing
+from headrace.api.tuning import Tuned, tuned_if
 from headrace.envs.instances import Instance
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
 from headrace.errors import whole
@@ -46,6 +47,7 @@ class PPO(Model):
     """Proximal policy optimisation over environments that headrace builds, seeds and steps."""
 
     algorithm = "ppo"
+    tuned: Tuned | None = None  # what was tried before the run was built, if that was asked for
 
     @takes_preset
     def __init__(
@@ -105,6 +107,7 @@ class PPO(Model):
         worker_max_memory_mb: int = 0,
         worker_max_episodes: int = 0,
         env_retries: int = 100,
+        tune: bool | float = False,
         seed: int | None = None,
         verbose: int = 0,
         device: Any = "auto",
@@ -120,7 +123,8 @@ class PPO(Model):
         """SB3's arguments mean what they mean there. An instance as `env` is built anew, n_envs times (1; as many as a
         vector environment has). `preset` ("atari") names defaults for the arguments that are not given
         (headrace.presets). With `action_masks`, actions that the environment forbids are never taken. norm_obs,
-        norm_reward, clip_obs, clip_reward and norm_obs_keys are VecNormalize's.
+        norm_reward, clip_obs, clip_reward and norm_obs_keys are VecNormalize's. `tune` (True, or seconds) finds the
+        fastest n_envs, workers, topology and inference for the same batch; of these, arguments that are given stay.
         """
         given = locals()
         require_options("PPO", unknown, [name for name in given if name not in ("self", "unknown")])
@@ -140,6 +144,8 @@ class PPO(Model):
             algorithm=PpoConfig(**{name: given[name] for name in _ALGORITHM}),
             topology=place(**{name: given[name] for name in _PLACE}),
         )
-        self._set_up(config, own_module(policy))
+        module = own_module(policy)
+        self.tuned = tuned_if(tune, config, module, given["n_envs"] is not None)
+        self._set_up(config if self.tuned is None else self.tuned.config, module)
         self._verbose, self._instance = shows, env if is_single(env) else None
         self._log_folder = log_folder

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 _WRITTEN = {
     "config.json", "versions.json", "log.txt", "metrics.jsonl", "episodes.jsonl", "schedule.jsonl", "evaluations.npz",
     "wandb", "wandb.json", "wandb.log",
-    "result.json", "report.html", "report.png", "checkpoints", "best", "superseded", "journal",
+    "tuning.json", "result.json", "report.html", "report.png", "checkpoints", "best", "superseded", "journal",
 }  # fmt: skip
 _UNFINISHED = (".partial", ".unfinished", ".old")
 _PACKAGES = ("headrace", "torch", "numpy", "gymnasium", "safetensors")

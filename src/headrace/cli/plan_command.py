@@ -39,6 +39,8 @@ class PlanOptions:
     """With --measure: steps of each environment per update."""
     policy: str = "auto"
     """With --measure: MlpPolicy, CnnPolicy, MultiInputPolicy or auto."""
+    net_arch: tuple[int, ...] | None = None
+    """With --measure: sizes of the policy's hidden layers, as in 64 64."""
     batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Transitions of one gradient step."""
     update_ms: float | None = None
@@ -141,7 +143,7 @@ def _measured(options: PlanOptions, env: str) -> tuple[Job, list[Forecast]]:
         batch_size=options.batch or PpoConfig.batch_size, n_epochs=options.n_epochs or PpoConfig.n_epochs
     )
     place = TopologyConfig(n_envs=options.n_envs, n_steps=options.n_steps)
-    config = RunConfig(EnvSpec(env), 1, PolicyConfig(policy=options.policy), learning, place)
+    config = RunConfig(EnvSpec(env), 1, PolicyConfig(policy=options.policy, net_arch=options.net_arch), learning, place)
     find_own_modules(config.env.encode())
     passing(f"measuring {env} ...")
 

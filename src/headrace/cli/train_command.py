@@ -18,6 +18,7 @@ from headrace.cli.options import env_kwargs, flat, parse, read_config, translate
 from headrace.cli.own_modules import find_own_modules
 from headrace.cli.own_words import require_own_words
 from headrace.cli.printing import drop_stdout, explain, warn
+from headrace.cli.tuning import TuneOptions, given, intended, keep_trials, note_reason, require_fitting, tuned
 from headrace.collecting.topology import PLACES, TopologyConfig
 from headrace.envs.spec import EnvSpec
 from headrace.errors import CheckpointError, HeadraceError, UsageError
@@ -30,6 +31,7 @@ from headrace.run_lock import RunLock
 
 if TYPE_CHECKING:
     from headrace.api.model import Model
+    from headrace.api.tuning import Tuned
     from headrace.telemetry.wandb_sink import WandbConfig
 
 
@@ -67,6 +69,7 @@ class TrainOptions:
     learning: tyro.conf.OmitArgPrefixes[PpoConfig] = field(default_factory=PpoConfig)
     topology: tyro.conf.OmitArgPrefixes[TopologyConfig] = field(default_factory=TopologyConfig)
     session: tyro.conf.OmitArgPrefixes[SessionConfig] = field(default_factory=SessionConfig)
+    tuning: tyro.conf.OmitArgPrefixes[TuneOptions] = field(default_factory=TuneOptions)
     schedule: Path | None = None
     """Replay an asynchronous run inline, to the same bits: its schedule.jsonl, with --config its config.json."""
     trust: bool = False
@@ -117,18 +120,25 @@ def main(argv: list[str]) -> int:
     options = _parse(argv)
     if not options.env:
         raise UsageError("expected an environment: headrace train ENV, or --resume RUN")
+    names = given(argv, options.config)
+    require_fitting(options.tuning, names, options.schedule is not None)
     config = _run_config(options)
     _require_consent(argv, options, config.env)
     find_own_modules(config.env.encode())
     with _early_lock(options.run_dir, options.dry_run) as lock:
         from headrace.api.model import Model
 
-        steps = options.session.total_timesteps
+        steps, found = options.session.total_timesteps, None
+        if options.tuning.tune and not options.dry_run:
+            found = tuned(config, options.tuning, names)
+            config = found.config
         with Model.from_config(config, schedule=options.schedule, steps=steps) as model:
             if options.dry_run:
                 print(model.plan())
+                if options.tuning.tune:
+                    print(intended(config, options.tuning, names))
                 return 0
-            return _train(model, options, options.run_dir, lock)
+            return _train(model, options, options.run_dir, lock, found)
 
 
 @contextmanager
@@ -187,6 +197,8 @@ def _resume(argv: list[str]) -> int:
 
     if value_of("--preset", argv) is not None:
         raise UsageError("--resume goes on with the run as it was, its preset included: leave --preset out")
+    if "--tune" in argv:
+        raise UsageError("--resume goes on with what was chosen: leave --tune out, or begin a new run with it")
     named, elsewhere = Path(value_of("--resume", argv) or ""), value_of("--run-dir", argv)
     home = _home(named) if (named / "manifest.json").exists() else named
     with _early_lock(home if elsewhere is None else Path(elsewhere), "--dry-run" in argv) as lock:
@@ -256,14 +268,20 @@ def _wandb(options: TrainOptions) -> WandbConfig | None:
     return wandb_config({name: getattr(options, f"wandb_{name}") for name in names} if options.wandb else None)
 
 
-def _train(model: Model, options: TrainOptions, run_dir: Path | None, lock: RunLock | None) -> int:
+def _train(
+    model: Model, options: TrainOptions, run_dir: Path | None, lock: RunLock | None, found: Tuned | None = None
+) -> int:
     from headrace.checkpoints.run_directory import default_run_dir
     from headrace.extras import left_out
     from headrace.views.number_format import decimal
 
     config, wandb = model.parts.config, _wandb(options)
     run_dir = run_dir or default_run_dir(config.env.name, config.algorithm.name, config.seed)
+    if found is not None:
+        note_reason(model, found)
     result = model.train(options.session, run_dir, show=not options.quiet, lock=lock, wandb=wandb)
+    if found is not None:
+        keep_trials(run_dir, found)
     assert result.exit_code is not None
     mean = "no episode ended" if result.mean_return is None else f"mean return {decimal(result.mean_return)}"
     try:

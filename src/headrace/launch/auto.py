@@ -95,7 +95,7 @@ def survey(
             topology = resolve(inline, _no_choice)
         else:
             put = partial(_place, spec, seed, config, (observation, action), policy_of, steps)
-            machine = Machine(cpus(), _available_bytes())
+            machine = Machine(cpus(), available_bytes())
             topology = resolve(config, lambda wanted: choose(wanted, machine, look, steps), put)
     finally:
         with in_time():
@@ -136,7 +136,7 @@ def _no_choice(config: TopologyConfig) -> Choice:
     raise AssertionError("inline asks for no choice")
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """What could be had without swapping, the page cache included."""
     with open("/proc/meminfo") as lines:
         sizes = dict(line.split(":", 1) for line in lines)

@@ -49,6 +49,8 @@ class Measured:
     """That other programs left to this one meanwhile."""
     is_pool: bool = False
     """A vector environment, measured whole."""
+    cpu_share: float = 1.0
+    """Of a step's time, that it keeps a core busy; the rest of it waits, and others may run."""
 
     @property
     def worst_doubt(self) -> float:
@@ -132,9 +134,13 @@ def update_s(place: str, workers: int, measured: Measured, config: TopologyConfi
     policy = measured.policy
     step_s, act_s = config.n_steps * config.n_envs * measured.step_s, config.n_steps * policy.act_s
     hand_over_s, free = _HAND_OVER_S * workers, min(measured.free_cores, cores)
-    beside = max(1.0, min(workers, free))  # how many of them run at a time
+    alone_s = step_s + act_s
+    if place != "inline":  # every worker calls the policy for its own rows
+        act_s += config.n_steps * policy.call_s * (workers - 1)
+    busy_s = step_s * measured.cpu_share + act_s
+    beside = max(1.0, min(workers, free * (step_s + act_s) / busy_s if busy_s else workers))  # that run at a time
     if place == "inline":
-        return step_s + act_s + policy.update_s
+        return alone_s + policy.update_s
     if place == "threads":  # acting and learning hold the GIL, stepping as far as was seen
         speed_up = 1.0 + (measured.two_threads - 1.0) * (beside - 1)
         held_s = act_s + policy.update_s + hand_over_s
@@ -144,7 +150,7 @@ def update_s(place: str, workers: int, measured: Measured, config: TopologyConfi
     collect_s = (step_s + act_s) / beside + hand_over_s
     if config.max_lag == 0:
         return collect_s + policy.update_s
-    return max(collect_s, policy.update_s, (step_s + act_s + policy.update_s) / max(free, 1.0))
+    return max(collect_s, policy.update_s, (busy_s + policy.update_s) / max(free, 1.0))
 
 
 def _compared(alone: _Promise, best: _Promise, steps: int | None) -> str:

@@ -60,7 +60,7 @@ def _measured(spec: EnvSpec, seed: int, envs: VectorEnv) -> Measured:
     other = build_envs(spec, range(1, 2), seed)
     try:
         two_threads = _two_threads(envs, other, mean(times), _rounds(typical))
-        return Measured(typical, spread, two_threads, doubt=doubt)
+        return Measured(typical, spread, two_threads, doubt=doubt, cpu_share=_cpu_share(envs))
     finally:
         other.close()
 
@@ -72,6 +72,26 @@ def _alone(envs: VectorEnv, n_envs: int) -> tuple[list[float], float]:
     budget_s = _FIRST_LOOK_S if first < CHEAP_S else _BUDGET_S / rounds
     times, doubt = repeated(lambda: _stepped(envs, budget_s), rounds, 3 * rounds if rounds > 1 else 1)
     return [row_s / n_envs for row_s in times], doubt
+
+
+def _cpu_share(envs: VectorEnv) -> float:
+    """Of the time of stepping, that a core is busy with it: little of it if steps wait for something.
+
+    Time in which it could have run, but other programs had the cores, does not count.
+    """
+    begun_s, cpu_s, queued_s = now_s(), time.process_time(), _queued_s()
+    _stepped(envs, _FIRST_LOOK_S)
+    wall_s = now_s() - begun_s - (_queued_s() - queued_s)
+    return min(1.0, (time.process_time() - cpu_s) / max(wall_s, 1e-6))
+
+
+def _queued_s() -> float:
+    """How long this thread has waited for a core; 0 if the system does not say."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _spread(times: list[float]) -> float:

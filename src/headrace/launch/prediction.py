@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from headrace.clock import now_s
 from headrace.collecting.topology import TopologyConfig
-from headrace.envs.building import first_look
+from headrace.envs.building import build_envs, first_look
 from headrace.envs.spec import EnvSpec
 from headrace.errors import EnvError
 from headrace.launch.decision import Measured, update_s
@@ -37,6 +38,8 @@ class Look:
     measured: Measured
     observation: ObservationSpace
     action: Space
+    make_s: float = 0.0
+    """To build one more environment."""
 
 
 def look_at(
@@ -53,8 +56,11 @@ def look_at(
         if measured is None:
             raise EnvError(f"{spec.name}: could not be stepped; headrace check {spec.name} shows why")
         observation, action = envs.observation_space, envs.action_space
+        begun_s = now_s()
+        build_envs(spec, range(1, 2), seed).close()  # the first one may have imported something
+        make_s = now_s() - begun_s
         measured = replace(measured, policy=rehearsed(observation, action))
-        return Look(replace(measured, free_cores=free.seen()), observation, action)
+        return Look(replace(measured, free_cores=free.seen()), observation, action, make_s)
     finally:
         envs.close()
 

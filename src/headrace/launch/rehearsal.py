@@ -1,6 +1,9 @@
 """A rehearsal: what acting and learning will cost, on made-up rows, before anybody is started.
 
-    policy -> acts for all environments a few times · learns from one minibatch a few times -> Rehearsal
+    policy -> acts for all environments a few times · learns from a few minibatches, in one pass and in two -> Rehearsal
+
+What an update does once (log-probabilities, values, advantages) and what it does in every pass are told apart by the
+second pass: the first is scaled to all rows, the second to all rows and all passes.
 
 Everything happens on copies. Does not know environments, or what is decided from the numbers.
 """
@@ -35,6 +38,7 @@ from headrace.weights.flat import FlatParameters
 from headrace.weights.store import Replica
 
 _BUDGET_S = 0.3  # of each, at most; a quiet machine needs a few calls
+_MINIBATCHES = 4  # that are learned from, if they do not take long
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Rehearsal:
     update_s: float = 0.0
     doubt: float = 1.0
     """The second fastest measurement over the fastest one; the larger of the two."""
+    call_s: float = 0.0
+    """Of acting, what does not depend on the number of rows: every worker pays it."""
 
 
 def rehearse(
@@ -62,22 +68,34 @@ def rehearse(
     replica, tile = Replica(FlatParameters(copy.deepcopy(module))), tile or default_tile(n_envs, policy.largest_tile)
     inference = inference_on(open_device(place.inference_device, False), replica, observation, action, tile)
     remembered = state_size_of(module)
-    rows = min(place.n_steps, math.ceil(config.batch_size / n_envs))
-    batch = _made_up(observation, action, n_envs, rows, remembered)
+    minibatch = min(place.n_steps, math.ceil(config.batch_size / n_envs))  # rows
+    batch = _made_up(observation, action, n_envs, minibatch, remembered)
     noise = np.zeros((n_envs, policy.noise.width), np.float32)
     out = np.zeros((n_envs, *shape_of(action)), action.dtype)
     first = {name: leaf[0] for name, leaf in batch.leaves.items()} | state_leaf(remembered, n_envs)
     with torch_threads(1):
         act_s, doubt = _fastest(lambda: inference.act(first, noise, out))
+        row = {name: leaf[:1] for name, leaf in first.items()}
+        call_s = min(act_s, _fastest(lambda: inference.act(row, noise[:1], out[:1]))[0])
     if build_algorithm is None:
-        return Rehearsal(act_s, doubt=doubt)
-    quick, passes = config.quick()
-    algorithm = build_algorithm(quick, FlatParameters(module), 0)
+        return Rehearsal(act_s, doubt=doubt, call_s=call_s)
     actor = copy.deepcopy(module)
     moment = Moment(0, 0, True, 1.0, lambda version: actor)
-    with torch_threads(algorithm.threads):
-        once_s, of_learning = _fastest(lambda: algorithm.learn(batch, moment))
-    return Rehearsal(act_s, passes * once_s * place.n_steps * n_envs / batch.steps, max(doubt, of_learning))
+
+    def learned_s(batch: Batch, passes: int) -> tuple[float, float]:
+        algorithm = build_algorithm(config.quick(passes)[0], FlatParameters(copy.deepcopy(module)), 0)
+        with torch_threads(algorithm.threads):
+            return _fastest(lambda: algorithm.learn(batch, moment))
+
+    once_s, of_learning = learned_s(batch, 1)
+    rows = min(place.n_steps, _MINIBATCHES * minibatch)
+    if once_s < _BUDGET_S / _MINIBATCHES**2 and rows > minibatch:  # a single one would count what comes once too often
+        batch = _made_up(observation, action, n_envs, rows, remembered)
+        once_s, of_learning = learned_s(batch, 1)
+    passes = config.quick()[1]
+    pass_s = max(0.0, learned_s(batch, 2)[0] - once_s) if passes > 1 else 0.0
+    update_s = (once_s + (passes - 1) * pass_s) * place.n_steps * n_envs / batch.steps
+    return Rehearsal(act_s, update_s, max(doubt, of_learning), call_s)
 
 
 def _made_up(observation: ObservationSpace, action: Space, n_envs: int, rows: int, state_size: int) -> Batch:

@@ -97,9 +97,9 @@ class PpoConfig:
         """Whether rollouts older than max_lag are learned from, with a correction."""
         return self.late != "reject"
 
-    def quick(self) -> tuple[Self, int]:
-        """The same with one pass over the rows, and how many passes there are."""
-        return replace(self, n_epochs=1, target_kl=None), self.n_epochs
+    def quick(self, passes: int = 1) -> tuple[Self, int]:
+        """The same with one pass over the rows (or a few), and how many passes there are."""
+        return replace(self, n_epochs=passes, target_kl=None), self.n_epochs
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class ImpalaConfig:
         for name in ("learning_rate", "ent_coef"):
             schedule(name, getattr(self, name))
 
-    def quick(self) -> tuple[Self, int]:
+    def quick(self, passes: int = 1) -> tuple[Self, int]:
         """It is one pass."""
         return self, 1
 

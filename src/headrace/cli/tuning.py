@@ -1,0 +1,93 @@
+"""`headrace train --tune`: which options stay, what is printed, and what is left of it in the run directory.
+
+options that were typed, or stand in a TOML file --given--> stay as they are · the others --tune--> a table, the choice
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli.options import CLEANRL_NAMES, flat, read_config
+from headrace.cli.printing import passing
+from headrace.errors import UsageError
+from headrace.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from headrace.api.model import Model
+    from headrace.api.tuning import Tuned
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """Before training, find out where it is fastest."""
+
+    tune: bool = False
+    """Try n_envs, workers, topology and inference, and train with the fastest. The batch (n_envs * n_steps) and every
+    option given here stay as they are; the run's config.json keeps the choice."""
+    tune_seconds: float = 20.0
+    """How long that may take."""
+    tune_max_lag: int = 0
+    """Try asynchronous training up to this max_lag, too; it changes what is learnt."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tune_seconds <= 3600:
+            raise UsageError(f"tune_seconds: expected more than 0 and at most 3,600, got {self.tune_seconds:g}")
+        if self.tune_max_lag < 0:
+            raise UsageError(f"tune_max_lag: expected 0 or more, got {self.tune_max_lag}")
+
+
+def given(argv: list[str], file: Path | None) -> set[str]:
+    """Names of the options that the user gave. A run's config.json names all of them, so it fixes none."""
+    typed = {one[2:].partition("=")[0] for one in argv if one.startswith("--")}
+    if file is not None and file.suffix != ".json":
+        typed |= {CLEANRL_NAMES.get(key.replace("_", "-"), key) for key in flat(read_config(file)[0])}
+    return {name.replace("-", "_") for name in typed}
+
+
+def require_fitting(options: TuneOptions, names: set[str], is_replay: bool) -> None:
+    """Refuse what does not go together."""
+    if options.tune and is_replay:
+        raise UsageError("--tune: a replay runs inline, as its schedule has it; leave --tune or --schedule out")
+    for name in ("tune_seconds", "tune_max_lag"):
+        if name in names and not options.tune:
+            raise UsageError(f"--{name.replace('_', '-')}: expected --tune as well")
+
+
+def tuned(config: RunConfig, options: TuneOptions, names: set[str]) -> Tuned:
+    """Try, and print what was tried and what was chosen."""
+    from headrace.api.tuning import tune
+
+    try:
+        found = tune(config, options.tune_seconds, names, options.tune_max_lag, progress=passing)
+    finally:
+        passing("")
+    print(found.text(), flush=True)
+    return found
+
+
+def intended(config: RunConfig, options: TuneOptions, names: set[str]) -> str:
+    """A line of the plan, for --dry-run."""
+    from headrace.api.tuning import intended
+
+    return f"{'tune':<12} {intended(config, options.tune_seconds, names, options.tune_max_lag)}"
+
+
+def note_reason(model: Model, found: Tuned) -> None:
+    """What log.txt says about where the run is."""
+    topology = model.parts.topology
+    model.parts.topology = replace(topology, reasons=(*topology.reasons, f"tune: {found.why}"))
+
+
+def keep_trials(run_dir: Path, found: Tuned) -> None:
+    """tuning.json: everything that was tried."""
+    from headrace.checkpoints.run_directory import write_json
+
+    try:
+        write_json(run_dir / "tuning.json", found.encode())
+    except OSError as error:
+        logger.warning("tuning.json could not be kept: %s", error)
