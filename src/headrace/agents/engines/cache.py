@@ -1,7 +1,7 @@
 """What a model has read: keys and values in rows, who has which of them, and attention over one row's own length.
 
     Places: episode -> row, and the whole chunks that lie there · Cache: the rows themselves, as the model's cache
-    a place: what was read ──copy──> a slot: what is spoken · Cache.update ──> Rows ──> the model's attention ──> attend
+    a place: what was read ──copy──> a slot: what is spoken · Cache.update ──> Rows ──> the model's attention: seen_by
 
 A place that is not in use keeps what was read until it is needed. Slots lie side by side, so that those who speak are
 looked at where they lie. A token looks at its own row, up to its own position, rounded up to whole blocks (or chunks,
@@ -12,7 +12,7 @@ max_context. Knows no requests, no sampling and no weights but that others came.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,14 +69,9 @@ def common(read: list[int], ids: list[int]) -> int:
     return count
 
 
-@dataclass(frozen=True)
-class _Look:
-    """Rows of a pass that look back together: which they are, where they lie, how far they look, what they see."""
-
-    at: slice
-    rows: slice
-    length: int
-    mask: Tensor
+# TorchScript needs the types of the fields themselves, which the class syntax keeps as text.
+Look = NamedTuple("Look", [("begin", int), ("end", int), ("row", int), ("length", int), ("mask", Tensor)])  # noqa: UP014
+"""Rows of a pass that look back together: first, behind the last, where the first lies, how far, what they see."""
 
 
 class Cache:
@@ -94,12 +89,12 @@ class Cache:
         self._length = length
         self._fine = is_fine(config.num_attention_heads, heads, width)
         self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, tokens]
-        self._written = torch.zeros(0, dtype=torch.long)  # where each token of each head goes
-        self._looks: list[_Look] = []
+        self.written = torch.zeros(0, dtype=torch.long)  # where each token of each head goes
+        self.looks: list[Look] = []
 
     def clear(self) -> None:
         """Nothing lies there. What is hidden is multiplied by zero, so not even rests that are no numbers may stay."""
-        self._keys, self._values = torch.zeros(self._shape), torch.zeros(self._shape)
+        self.keys, self.values = torch.zeros(self._shape), torch.zeros(self._shape)
 
     def seat(self, place: int, slot: int, count: int) -> None:
         """What was read at a place, its first `count` tokens, to a slot."""
@@ -110,46 +105,44 @@ class Cache:
         self._copy(self._first + slot, self._first + other, count)
 
     def _copy(self, row: int, other: int, count: int) -> None:
-        for tensor in (self._keys, self._values):
+        for tensor in (self.keys, self.values):
             tensor[:, other, :, :count] = tensor[:, row, :, :count]
 
     def read(self, places: list[int], starts: list[int], tokens: int, count: int) -> None:
         """Where the next pass's rows lie, where each begins, how many tokens follow; the first `count` rows matter."""
         self.positions = torch.tensor(starts)[:, None] + torch.arange(tokens)
         self._write_at(torch.tensor(places))
-        self._looks = [self._own_look(at, places[at], starts[at], tokens, BLOCK) for at in range(count)]
+        self.looks = [self._own_look(at, places[at], starts[at], tokens, BLOCK) for at in range(count)]
 
     def speak(self, starts: list[int], width: int) -> None:
         """Where the token of each slot lies, from slot 0 on; rows up to `width` do not matter."""
         self.positions = torch.tensor([*starts, *[0] * (width - len(starts))])[:, None]
         self._write_at(torch.arange(self._first, self._first + width))
-        step, self._looks = CHUNK if self._fine else BLOCK, []
+        step, self.looks = CHUNK if self._fine else BLOCK, []
         for begin, end, farthest in together([-(-(start + 1) // step) * step for start in starts]):
             if end - begin == 1:
-                self._looks.append(self._own_look(begin, self._first + begin, starts[begin], 1, step))
+                self.looks.append(self._own_look(begin, self._first + begin, starts[begin], 1, step))
                 continue
             length = min(farthest, self._length)
             hidden = self._hidden[0].unfold(0, length, 1)
             mask = hidden.index_select(0, self._length - 1 - self.positions[begin:end, 0])[:, None, None]
-            rows = slice(self._first + begin, self._first + end)
-            self._looks.append(_Look(slice(begin, end), rows, length, mask))
+            self.looks.append(Look(begin, end, self._first + begin, length, mask))
 
-    def _own_look(self, at: int, row: int, start: int, tokens: int, step: int) -> _Look:
+    def _own_look(self, at: int, row: int, start: int, tokens: int, step: int) -> Look:
         length = min(-(-(start + tokens) // step) * step, self._length)
         first = self._length - 1 - start
         mask = self._hidden[None, None, :tokens, first : first + length]
-        return _Look(slice(at, at + 1), slice(row, row + 1), length, mask)
+        return Look(at, at + 1, row, length, mask)
 
     def _write_at(self, rows: Tensor) -> None:
         heads = torch.arange(self._shape[2])[None, :, None]
-        self._written = ((rows[:, None, None] * len(heads[0]) + heads) * self._length + self.positions[:, None]).ravel()
+        self.written = ((rows[:, None, None] * len(heads[0]) + heads) * self._length + self.positions[:, None]).ravel()
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Rows, Rows]:
         """Write this pass's tokens where they belong; what comes back is for the attention function only."""
-        width = keys.shape[-1]
-        self._keys[layer].view(-1, width).index_copy_(0, self._written, keys.reshape(-1, width))
-        self._values[layer].view(-1, width).index_copy_(0, self._written, values.reshape(-1, width))
-        both = Rows(self._keys[layer], self._values[layer], self._looks)
+        write(keys, self.keys[layer], self.written)
+        write(values, self.values[layer], self.written)
+        both = Rows(self.keys[layer], self.values[layer], self.looks)
         return both, both
 
     def get_seq_length(self, layer: int = 0) -> int:
@@ -180,19 +173,33 @@ class Rows:
 
     keys: Tensor
     values: Tensor
-    looks: list[_Look]
+    looks: list[Look]
 
-    def attend(self, queries: Tensor, scaling: float | None) -> Tensor:
-        """[rows, heads, tokens, width] -> [rows, tokens, heads, width]; zero for rows that do not matter."""
-        parts = []
-        for look in self.looks:
-            keys, values = self.keys[look.rows, :, : look.length], self.values[look.rows, :, : look.length]
-            parts.append(attention(queries[look.at], keys, values, look.mask, scaling))
-        missing = len(queries) - self.looks[-1].at.stop
-        if missing:
-            parts.append(torch.zeros_like(queries[:missing]))
-        seen = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return seen.transpose(1, 2)
+
+# ------------------------------------------------------- what TorchScript compiles, too: plain loops, spelt-out types
+
+
+def write(tokens: Tensor, rows: Tensor, written: Tensor) -> None:
+    """This pass's tokens [rows, heads, tokens, width] where they belong, in keys or values of one layer."""
+    width = tokens.shape[-1]
+    rows.view(-1, width).index_copy_(0, written, tokens.reshape(-1, width))
+
+
+def seen_by(queries: Tensor, keys: Tensor, values: Tensor, looks: list[Look], scaling: float | None) -> Tensor:
+    """[rows, heads, tokens, width] -> [rows, tokens, heads, width]; zero for rows that do not matter."""
+    parts: list[Tensor] = []
+    end = 0
+    for look in looks:
+        begin, end, row, length, mask = look
+        lies = row + end - begin
+        parts.append(
+            attention(queries[begin:end], keys[row:lies, :, :length], values[row:lies, :, :length], mask, scaling)
+        )
+    missing = queries.shape[0] - end
+    if missing > 0:
+        parts.append(torch.zeros_like(queries[:missing]))
+    seen = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return seen.transpose(1, 2)
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None = None) -> Tensor:

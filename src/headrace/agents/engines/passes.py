@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.agents.engines.cache import CHUNK, Cache, Rows
+from headrace.agents.engines.cache import CHUNK, Cache, Rows, seen_by
 from headrace.agents.engines.plain_decoder import PlainDecoder, plain_decoder
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.engines.sampling import sampled
@@ -186,7 +186,7 @@ def _with_own_attention(model: Any) -> Any:
     def attend(module: Any, query: Tensor, key: Any, value: Any, mask: Any, **options: Any) -> tuple[Tensor, None]:
         if isinstance(key, Rows):
             _require_plain(options, key.keys.shape[2])
-            return key.attend(query, options.get("scaling")), None
+            return seen_by(query, key.keys, key.values, key.looks, options.get("scaling")), None
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
         return plain
 
