@@ -15,7 +15,7 @@ import torch
 
 from headrace.agents.engines.cache import Cache
 from headrace.agents.engines.in_process import InProcessEngine, in_process
-from headrace.agents.engines.plain_decoder import decode, plain_decoder, scripted
+from headrace.agents.engines.plain_decoder import decode, plain_decoder
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.engines.tiny import taught, tiny_codec, tiny_model
 from headrace.agents.records import EpisodeError
@@ -237,7 +237,7 @@ def test_the_cost_follows_the_length_and_the_bits_do_not_change(model: Any) -> N
             passes, forward_of = engine._passes, engine._passes.forward
 
             def seen(*args: Any, passes: Any = passes, forward_of: Any = forward_of, **options: Any) -> Any:
-                looks.extend(look.length for look in passes._cache.looks)
+                looks.extend(length for _, _, length in passes._cache.layout.spans)
                 return forward_of(*args, **options)
 
             with mock.patch.object(passes, "forward", side_effect=seen) as forward:
@@ -340,18 +340,16 @@ def test_a_plain_decoder_gives_the_bits_of_the_model(kind: str, options: dict[st
         np.testing.assert_allclose(answer.log_probs, recomputed(model, request, answer.ids), atol=1e-4)
 
 
-def test_a_pass_is_compiled_and_gives_the_bits_of_python() -> None:
+def test_a_pass_is_not_interrupted_and_gives_the_bits_of_python() -> None:
     """Else environments could take the interpreter from it at each of its operations."""
-    assert isinstance(scripted(), torch.jit.ScriptFunction)
-    with mock.patch("torch.jit.script", side_effect=RuntimeError("there is none in this version")):
-        assert scripted.__wrapped__() is decode
     requests, answers = [asked(number, 3 + 67 * number) for number in range(5)], []
-    for how in (scripted(), decode):
-        with mock.patch("headrace.agents.engines.plain_decoder.scripted", return_value=how):
+    for is_compiled in (True, False):
+        script = torch.jit.script if is_compiled else mock.Mock(side_effect=RuntimeError("no such thing any more"))
+        with mock.patch("torch.jit.script", script):
             engine = in_process(small("Llama", attention_bias=True), CODEC, slots=4, max_context=512)
         try:
             assert engine._passes._plain is not None
-            assert engine._passes._plain._decode is how
+            assert (engine._passes._plain._decode is not decode) == is_compiled
             answers.append(engine.generate(requests))
         finally:
             engine.close()

@@ -6,23 +6,19 @@ For small models most of a pass is spent between the operations, not in them. Th
 same parameters in the same order, so it gives the same bits; `Passes` compares both before it uses this one. A model
 that has any other part does not fit and is called as it is. Knows no requests and no sampling.
 
-TorchScript runs `decode` where it can: operation by operation, nothing fused. Then a pass is one call that does not
-need the interpreter, and the environments' threads, which do, can't interrupt it a hundred times. Python runs the same
-function otherwise.
+A pass is one call that does not need the interpreter: `uninterrupted`.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from functools import cache as once
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
-from headrace.agents.engines.cache import Cache, Look, seen_by, write
+from headrace.agents.engines.cache import Cache, Layout, laid_out, seen_by, write
+from headrace.agents.engines.uninterrupted import uninterrupted
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _LINEAR = tuple(f"self_attn.{one}_proj" for one in "qkvo") + tuple(f"mlp.{one}_proj" for one in ("gate", "up", "down"))
@@ -46,36 +42,20 @@ class PlainDecoder:
         cos, sin = inner.rotary_emb(self._words, torch.arange(length)[None])
         half = inner.layers[0].self_attn.head_dim // 2
         self._cos, self._sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
-        self._decode = scripted()
+        self._decode = uninterrupted(decode)
 
-    def __call__(self, ids: Tensor, cache: Cache, is_reading: bool) -> Tensor:
+    def __call__(self, ids: list[list[int]], cache: Cache, is_reading: bool) -> Tensor:
         """Logits [rows, tokens, vocabulary]; if it is only read, the last hidden states."""
-        # In this thread only. TorchScript would else measure first, and compile anew while episodes wait.
-        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            states: Tensor = self._decode(
-                ids, cache.positions, cache.written, cache.looks, cache.keys, cache.values, self._words, self._cos,
-                self._sin, self._norms, self._epsilons, self._weights, self._biases, self._scalings, is_reading,
-            )  # fmt: skip
-        return states
-
-
-@once
-def scripted() -> Callable[..., Any]:
-    """`decode`, compiled, or as it is where TorchScript, which torch gives up one day, is not there any more."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compiled: Callable[..., Any] = torch.jit.script(decode)
-            return compiled
-    except Exception:
-        return decode
+        return self._decode(
+            ids, cache.layout, cache.hidden, cache.keys, cache.values, self._words, self._cos, self._sin,
+            self._norms, self._epsilons, self._weights, self._biases, self._scalings, is_reading,
+        )  # fmt: skip
 
 
 def decode(
-    ids: Tensor,
-    positions: Tensor,
-    written: Tensor,
-    looks: list[Look],
+    ids: list[list[int]],
+    layout: Layout,
+    hidden_keys: Tensor,
     keys: Tensor,
     values: Tensor,
     words: Tensor,
@@ -88,13 +68,14 @@ def decode(
     scalings: list[float],
     is_reading: bool,
 ) -> Tensor:
-    """One pass: positions, looks, keys and values are the cache's; norms, weights and biases those of all layers."""
-    rows, tokens = ids.shape
+    """One pass: layout, keys and values are the cache's; norms, weights and biases those of all layers."""
+    positions, written, looks = laid_out(layout, hidden_keys, keys)
+    rows, tokens = positions.shape
     shape = (rows, tokens, -1, cos.shape[1])
     at = positions.ravel()
     by_cos = cos.index_select(0, at).view(rows, 1, tokens, -1)
     by_sin = sin.index_select(0, at).view(rows, 1, tokens, -1)
-    hidden = embedding(ids.ravel(), words)
+    hidden = embedding(torch.tensor(ids).ravel(), words)
     for layer in range(len(scalings)):
         norm, first = 2 * layer, 7 * layer
         normed = _normed(hidden, norms[norm], epsilons[norm])
