@@ -18,10 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.agents.codec import Codec
 from headrace.agents.engines.cache import CHUNK, Cache, Rows, seen_by
 from headrace.agents.engines.plain_decoder import PlainDecoder, plain_decoder
-from headrace.agents.engines.protocol import Completion, Request
+from headrace.agents.engines.protocol import Completion, Request, checked
 from headrace.agents.engines.sampling import sampled
+from headrace.agents.records import EpisodeError
 from headrace.errors import UsageError
 
 READERS = 8  # prompts read side by side
@@ -58,6 +60,20 @@ class Generation:
     def is_read(self) -> bool:
         """Whether all but its last token lie in the cache."""
         return self.read >= self.length - 1
+
+    def has_ended(self, codec: Codec) -> bool:
+        """Whether its last token was the last one."""
+        return self.sampled[-1] in codec.stop_ids or len(self.sampled) >= self.request.max_tokens
+
+    def answer(self, codec: Codec) -> Completion | EpisodeError:
+        """The whole one, or what is wrong with it."""
+        is_stopped = self.sampled[-1] in codec.stop_ids
+        text = codec.decode(self.sampled[:-1] if is_stopped else self.sampled)
+        answer = Completion(self.sampled, self.log_probs, self.versions, text, "stop" if is_stopped else "length")
+        try:
+            return checked(self.request, answer, codec, False)
+        except EpisodeError as failure:
+            return failure
 
     def take(self, token: int, log_prob: float, version: int) -> None:
         """The next token."""
