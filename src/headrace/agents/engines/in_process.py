@@ -296,7 +296,7 @@ class InProcessEngine:
             self._speaking[slot] = last
 
     def _answer(self, jobs: Sequence[Generation]) -> None:
-        """All that ended with this pass. None leaves before all are decoded: environments that move would interrupt it."""
+        """All that ended with this pass. None leaves before all are decoded: environments would interrupt that."""
         answers, was = [job.answer(self.codec) for job in jobs], self._statistics
         self._statistics = replace(
             was, requests=was.requests + len(jobs), attempts=was.attempts + len(jobs),
