@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.agents.engines import cache
 from headrace.agents.engines.cache import Cache
 from headrace.agents.engines.in_process import InProcessEngine, in_process
-from headrace.agents.engines.plain_decoder import plain_decoder
+from headrace.agents.engines.plain_decoder import decode, plain_decoder
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.engines.tiny import taught, tiny_codec, tiny_model
 from headrace.agents.records import EpisodeError
@@ -232,18 +231,16 @@ def test_the_cost_follows_the_length_and_the_bits_do_not_change(model: Any) -> N
     """One short request in a large engine: narrow passes, short looks back, the answer of a small engine."""
     answers, widths, looks = [], list[int](), list[int]()
 
-    def seen(queries: Any, keys: Any, *rest: Any) -> Any:
-        looks.append(keys.shape[2])
-        return attention(queries, keys, *rest)
-
-    attention = cache.attention
     for slots, max_context in ((8, 512), (32, 4096)):
         engine = in_process(model, CODEC, slots=slots, max_context=max_context)
         try:
-            with (
-                mock.patch("headrace.agents.engines.cache.attention", seen),
-                mock.patch.object(engine._passes, "forward", wraps=engine._passes.forward) as forward,
-            ):
+            passes, forward_of = engine._passes, engine._passes.forward
+
+            def seen(*args: Any, passes: Any = passes, forward_of: Any = forward_of, **options: Any) -> Any:
+                looks.extend(length for _, _, length in passes._cache.layout.spans)
+                return forward_of(*args, **options)
+
+            with mock.patch.object(passes, "forward", side_effect=seen) as forward:
                 answers.append(engine.generate([asked(number, 60 + 200 * number, 20) for number in range(2)]))
                 widths += [len(call.args[0]) for call in forward.call_args_list if not call.kwargs.get("is_reading")]
         finally:
@@ -341,6 +338,22 @@ def test_a_plain_decoder_gives_the_bits_of_the_model(kind: str, options: dict[st
     assert answers[0] == answers[1]
     for request, answer in zip(requests, answers[0], strict=True):
         np.testing.assert_allclose(answer.log_probs, recomputed(model, request, answer.ids), atol=1e-4)
+
+
+def test_a_pass_is_not_interrupted_and_gives_the_bits_of_python() -> None:
+    """Else environments could take the interpreter from it at each of its operations."""
+    requests, answers = [asked(number, 3 + 67 * number) for number in range(5)], []
+    for is_compiled in (True, False):
+        script = torch.jit.script if is_compiled else mock.Mock(side_effect=RuntimeError("no such thing any more"))
+        with mock.patch("torch.jit.script", script):
+            engine = in_process(small("Llama", attention_bias=True), CODEC, slots=4, max_context=512)
+        try:
+            assert engine._passes._plain is not None
+            assert (engine._passes._plain._decode is not decode) == is_compiled
+            answers.append(engine.generate(requests))
+        finally:
+            engine.close()
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What a model has read: keys and values in rows, who has which of them, and attention over one row's own length.
 
     Places: episode -> row, and the whole chunks that lie there · Cache: the rows themselves, as the model's cache
-    a place: what was read ──copy──> a slot: what is spoken · Cache.update ──> Rows ──> the model's attention ──> attend
+    a place: what was read ──copy──> a slot: what is spoken · Cache.update ──> Rows ──> the model's attention: seen_by
 
 A place that is not in use keeps what was read until it is needed. Slots lie side by side, so that those who speak are
 looked at where they lie. A token looks at its own row, up to its own position, rounded up to whole blocks (or chunks,
@@ -12,11 +12,13 @@ max_context. Knows no requests, no sampling and no weights but that others came.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from headrace.agents.engines.uninterrupted import uninterrupted
 
 CHUNK = 64  # tokens of a prompt read in one pass
 BLOCK = 512  # keys that attention takes together: a prefix of whole blocks gives the bits of any longer row
@@ -69,14 +71,14 @@ def common(read: list[int], ids: list[int]) -> int:
     return count
 
 
-@dataclass(frozen=True)
-class _Look:
-    """Rows of a pass that look back together: which they are, where they lie, how far they look, what they see."""
-
-    at: slice
-    rows: slice
-    length: int
-    mask: Tensor
+# TorchScript needs the types of fields themselves, which the class syntax keeps as text.
+Layout = NamedTuple(  # noqa: UP014
+    "Layout", [("rows", list[int]), ("starts", list[int]), ("tokens", int), ("spans", list[tuple[int, int, int]])]
+)
+"""Of a pass: where its rows lie, where each begins, how many tokens follow; spans of rows that look back together:
+first, behind the last, and how far."""
+Look = NamedTuple("Look", [("begin", int), ("end", int), ("row", int), ("length", int), ("mask", Tensor)])  # noqa: UP014
+"""Rows of a pass that look back together: first, behind the last, where the first lies, how far, what they see."""
 
 
 class Cache:
@@ -90,16 +92,16 @@ class Cache:
         self.clear()
         least, at = torch.finfo(torch.float32).min, torch.arange(length + BLOCK)
         # Row i of any slice that begins at length - 1 - start hides what comes after token start + i.
-        self._hidden = torch.zeros(CHUNK, len(at)).masked_fill_(at > length - 1 + torch.arange(CHUNK)[:, None], least)
+        self.hidden = torch.zeros(CHUNK, len(at)).masked_fill_(at > length - 1 + torch.arange(CHUNK)[:, None], least)
         self._length = length
         self._fine = is_fine(config.num_attention_heads, heads, width)
-        self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, tokens]
-        self._written = torch.zeros(0, dtype=torch.long)  # where each token of each head goes
-        self._looks: list[_Look] = []
+        self.layout = Layout([], [], 0, [])  # of the next pass
+        self._written = torch.zeros(0, dtype=torch.long)
+        self._looks: list[Look] = []
 
     def clear(self) -> None:
         """Nothing lies there. What is hidden is multiplied by zero, so not even rests that are no numbers may stay."""
-        self._keys, self._values = torch.zeros(self._shape), torch.zeros(self._shape)
+        self.keys, self.values = torch.zeros(self._shape), torch.zeros(self._shape)
 
     def seat(self, place: int, slot: int, count: int) -> None:
         """What was read at a place, its first `count` tokens, to a slot."""
@@ -110,46 +112,33 @@ class Cache:
         self._copy(self._first + slot, self._first + other, count)
 
     def _copy(self, row: int, other: int, count: int) -> None:
-        for tensor in (self._keys, self._values):
-            tensor[:, other, :, :count] = tensor[:, row, :, :count]
+        _copied(self.keys, self.values, row, other, count)
 
     def read(self, places: list[int], starts: list[int], tokens: int, count: int) -> None:
         """Where the next pass's rows lie, where each begins, how many tokens follow; the first `count` rows matter."""
-        self.positions = torch.tensor(starts)[:, None] + torch.arange(tokens)
-        self._write_at(torch.tensor(places))
-        self._looks = [self._own_look(at, places[at], starts[at], tokens, BLOCK) for at in range(count)]
+        spans = [(at, at + 1, self._look(starts[at] + tokens, BLOCK)) for at in range(count)]
+        self.layout = Layout(places, starts, tokens, spans)
 
     def speak(self, starts: list[int], width: int) -> None:
         """Where the token of each slot lies, from slot 0 on; rows up to `width` do not matter."""
-        self.positions = torch.tensor([*starts, *[0] * (width - len(starts))])[:, None]
-        self._write_at(torch.arange(self._first, self._first + width))
-        step, self._looks = CHUNK if self._fine else BLOCK, []
-        for begin, end, farthest in together([-(-(start + 1) // step) * step for start in starts]):
-            if end - begin == 1:
-                self._looks.append(self._own_look(begin, self._first + begin, starts[begin], 1, step))
-                continue
-            length = min(farthest, self._length)
-            hidden = self._hidden[0].unfold(0, length, 1)
-            mask = hidden.index_select(0, self._length - 1 - self.positions[begin:end, 0])[:, None, None]
-            rows = slice(self._first + begin, self._first + end)
-            self._looks.append(_Look(slice(begin, end), rows, length, mask))
+        step = CHUNK if self._fine else BLOCK
+        spans = together([self._look(start + 1, step) for start in starts])
+        rows = list(range(self._first, self._first + width))
+        self.layout = Layout(rows, [*starts, *[0] * (width - len(starts))], 1, spans)
 
-    def _own_look(self, at: int, row: int, start: int, tokens: int, step: int) -> _Look:
-        length = min(-(-(start + tokens) // step) * step, self._length)
-        first = self._length - 1 - start
-        mask = self._hidden[None, None, :tokens, first : first + length]
-        return _Look(slice(at, at + 1), slice(row, row + 1), length, mask)
+    def _look(self, farthest: int, step: int) -> int:
+        return min(-(-farthest // step) * step, self._length)
 
-    def _write_at(self, rows: Tensor) -> None:
-        heads = torch.arange(self._shape[2])[None, :, None]
-        self._written = ((rows[:, None, None] * len(heads[0]) + heads) * self._length + self.positions[:, None]).ravel()
+    def positions(self) -> Tensor:
+        """Of the next pass's tokens, [rows, tokens]; then `update` knows where they are written."""
+        positions, self._written, self._looks = laid_out(self.layout, self.hidden, self.keys)
+        return positions
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Rows, Rows]:
         """Write this pass's tokens where they belong; what comes back is for the attention function only."""
-        width = keys.shape[-1]
-        self._keys[layer].view(-1, width).index_copy_(0, self._written, keys.reshape(-1, width))
-        self._values[layer].view(-1, width).index_copy_(0, self._written, values.reshape(-1, width))
-        both = Rows(self._keys[layer], self._values[layer], self._looks)
+        write(keys, self.keys[layer], self._written)
+        write(values, self.values[layer], self._written)
+        both = Rows(self.keys[layer], self.values[layer], self._looks)
         return both, both
 
     def get_seq_length(self, layer: int = 0) -> int:
@@ -180,25 +169,67 @@ class Rows:
 
     keys: Tensor
     values: Tensor
-    looks: list[_Look]
+    looks: list[Look]
 
-    def attend(self, queries: Tensor, scaling: float | None) -> Tensor:
-        """[rows, heads, tokens, width] -> [rows, tokens, heads, width]; zero for rows that do not matter."""
-        parts = []
-        for look in self.looks:
-            keys, values = self.keys[look.rows, :, : look.length], self.values[look.rows, :, : look.length]
-            parts.append(attention(queries[look.at], keys, values, look.mask, scaling))
-        missing = len(queries) - self.looks[-1].at.stop
-        if missing:
-            parts.append(torch.zeros_like(queries[:missing]))
-        seen = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return seen.transpose(1, 2)
+
+# ------------------------------------------------------- what TorchScript compiles, too: plain loops, spelt-out types
+
+
+def copied(keys: Tensor, values: Tensor, row: int, other: int, count: int) -> None:
+    """The first `count` tokens of a row to another row, in all layers."""
+    for tensor in (keys, values):
+        tensor[:, other, :, :count] = tensor[:, row, :, :count]
+
+
+def laid_out(layout: Layout, hidden: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, list[Look]]:
+    """Positions [rows, tokens], where each token of each head is written, and what each row sees."""
+    rows, starts, tokens, spans = layout
+    heads, length = keys.shape[2], keys.shape[3]
+    positions = torch.tensor(starts)[:, None] + torch.arange(tokens)
+    at = torch.tensor(rows)[:, None, None] * heads + torch.arange(heads)[None, :, None]
+    written = (at * length + positions[:, None]).ravel()
+    looks: list[Look] = []
+    for begin, end, farthest in spans:
+        if end - begin == 1:
+            first = length - 1 - starts[begin]
+            mask = hidden[None, None, :tokens, first : first + farthest]
+        else:
+            windows = hidden[0].unfold(0, farthest, 1)
+            mask = windows.index_select(0, length - 1 - positions[begin:end, 0])[:, None, None]
+        looks.append(Look(begin, end, rows[begin], farthest, mask))
+    return positions, written, looks
+
+
+def write(tokens: Tensor, rows: Tensor, written: Tensor) -> None:
+    """This pass's tokens [rows, heads, tokens, width] where they belong, in keys or values of one layer."""
+    width = tokens.shape[-1]
+    rows.view(-1, width).index_copy_(0, written, tokens.reshape(-1, width))
+
+
+def seen_by(queries: Tensor, keys: Tensor, values: Tensor, looks: list[Look], scaling: float | None) -> Tensor:
+    """[rows, heads, tokens, width] -> [rows, tokens, heads, width]; zero for rows that do not matter."""
+    parts: list[Tensor] = []
+    end = 0
+    for look in looks:
+        begin, end, row, length, mask = look
+        lies = row + end - begin
+        parts.append(
+            attention(queries[begin:end], keys[row:lies, :, :length], values[row:lies, :, :length], mask, scaling)
+        )
+    missing = queries.shape[0] - end
+    if missing > 0:
+        parts.append(torch.zeros_like(queries[:missing]))
+    seen = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return seen.transpose(1, 2)
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None = None) -> Tensor:
     """Of some rows; heads may share their keys."""
     is_shared = queries.shape[1] != keys.shape[1]
     return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling, enable_gqa=is_shared)
+
+
+_copied = uninterrupted(copied)
 
 
 def is_fine(heads: int, key_heads: int, width: int) -> bool:

@@ -36,7 +36,7 @@ from headrace.agents.codec import Codec
 from headrace.agents.engines.away import Away
 from headrace.agents.engines.cache import CHUNK, Places
 from headrace.agents.engines.passes import READERS, Generation, Passes, draw
-from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
+from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of
 from headrace.agents.records import ENGINE, EpisodeError
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError, whole
@@ -280,12 +280,13 @@ class InProcessEngine:
     def _speak(self) -> None:
         """One speaking pass: a token for every slot that is taken; an answer that is whole leaves its slot."""
         draw(self._speaking, self._passes.speak(self._speaking), self._acting)
+        ended = []
         for at in reversed(range(len(self._speaking))):
-            job = self._speaking[at]
-            has_ended = job.sampled[-1] in self.codec.stop_ids
-            if has_ended or len(job.sampled) >= job.request.max_tokens:
+            if self._speaking[at].has_ended(self.codec):
+                ended.append(self._speaking[at])
                 self._vacate(at)
-                self._answer(job, has_ended)
+        if ended:
+            self._answer(ended)
 
     def _vacate(self, slot: int) -> None:
         """The last one moves there: those who speak lie side by side."""
@@ -294,24 +295,23 @@ class InProcessEngine:
             self._passes.move(last, len(self._speaking), slot)
             self._speaking[slot] = last
 
-    def _answer(self, job: Generation, has_ended: bool) -> None:
-        text = self.codec.decode(job.sampled[:-1] if has_ended else job.sampled)
-        answer = Completion(job.sampled, job.log_probs, job.versions, text, "stop" if has_ended else "length")
-        self._places.leave(job.place)
-        was = self._statistics
+    def _answer(self, jobs: Sequence[Generation]) -> None:
+        """All that ended with this pass. None leaves before all are decoded: environments would interrupt that."""
+        answers, was = [job.answer(self.codec) for job in jobs], self._statistics
         self._statistics = replace(
-            was,
-            requests=was.requests + 1,
-            attempts=was.attempts + 1,
-            prompt_tokens=was.prompt_tokens + len(job.request.ids),
-            answer_tokens=was.answer_tokens + len(job.sampled),
-        )
-        if job.may_return:
-            self._away.leave(job.request.session, now_s())
-        try:
-            job.future.set_result(checked(job.request, answer, self.codec, False))
-        except EpisodeError as failure:
-            job.future.set_exception(failure)
+            was, requests=was.requests + len(jobs), attempts=was.attempts + len(jobs),
+            prompt_tokens=was.prompt_tokens + sum(len(job.request.ids) for job in jobs),
+            answer_tokens=was.answer_tokens + sum(len(job.sampled) for job in jobs),
+        )  # fmt: skip
+        answered_s = now_s()
+        for job, answer in zip(jobs, answers, strict=True):
+            self._places.leave(job.place)
+            if job.may_return:
+                self._away.leave(job.request.session, answered_s)
+            if isinstance(answer, EpisodeError):
+                job.future.set_exception(answer)
+            else:
+                job.future.set_result(answer)
 
     def _take_over(self) -> None:
         with self._changed:

@@ -18,14 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.agents.engines.cache import CHUNK, Cache, Rows
+from headrace.agents.codec import Codec
+from headrace.agents.engines.cache import CHUNK, Cache, Rows, seen_by
 from headrace.agents.engines.plain_decoder import PlainDecoder, plain_decoder
-from headrace.agents.engines.protocol import Completion, Request
+from headrace.agents.engines.protocol import Completion, Request, checked
 from headrace.agents.engines.sampling import sampled
+from headrace.agents.records import EpisodeError
 from headrace.errors import UsageError
 
 READERS = 8  # prompts read side by side
 _LEAST = 4  # rows that speak: with fewer, matrix products take other ways
+_NOTHING = [0] * CHUNK  # ids of what is not there
 _ATTENTION = "headrace"  # its name in transformers
 
 
@@ -57,6 +60,20 @@ class Generation:
     def is_read(self) -> bool:
         """Whether all but its last token lie in the cache."""
         return self.read >= self.length - 1
+
+    def has_ended(self, codec: Codec) -> bool:
+        """Whether its last token was the last one."""
+        return self.sampled[-1] in codec.stop_ids or len(self.sampled) >= self.request.max_tokens
+
+    def answer(self, codec: Codec) -> Completion | EpisodeError:
+        """The whole one, or what is wrong with it."""
+        is_stopped = self.sampled[-1] in codec.stop_ids
+        text = codec.decode(self.sampled[:-1] if is_stopped else self.sampled)
+        answer = Completion(self.sampled, self.log_probs, self.versions, text, "stop" if is_stopped else "length")
+        try:
+            return checked(self.request, answer, codec, False)
+        except EpisodeError as failure:
+            return failure
 
     def take(self, token: int, log_prob: float, version: int) -> None:
         """The next token."""
@@ -92,7 +109,7 @@ class Passes:
         plain, tried = plain_decoder(self._model, self._length), []
         for widths, tokens in ((self._readers, CHUNK), (self._widths, 1)):
             most, rng = widths[-1], np.random.default_rng(1)
-            ids = torch.tensor(rng.integers(0, self._model.config.vocab_size, (most, tokens)))
+            ids = rng.integers(0, self._model.config.vocab_size, (most, tokens)).tolist()
             starts = (rng.integers(0, self._length // tokens, most) * tokens).tolist()
             want = self._tried(ids, starts)
             for width in (256, 128, 64, 32, 16, 8, 4, 2, 1):
@@ -105,8 +122,8 @@ class Passes:
             if not all(torch.equal(self._tried(ids, starts), want) for ids, starts, want in tried):
                 self._plain = None
 
-    def _tried(self, ids: Tensor, starts: list[int]) -> Tensor:
-        width, tokens = ids.shape
+    def _tried(self, ids: list[list[int]], starts: list[int]) -> Tensor:
+        width, tokens = len(ids), len(ids[0])
         if tokens == 1:
             self._cache.speak(starts, width)
         else:
@@ -119,11 +136,10 @@ class Passes:
         if not passing:
             return
         width = next(width for width in self._readers if width >= len(passing))
-        ids = torch.zeros(width, CHUNK, dtype=torch.long)
-        rows, starts = [self._nowhere] * width, [0] * width
+        ids, rows, starts = [_NOTHING] * width, [self._nowhere] * width, [0] * width
         for row, one in enumerate(passing):
             part = one.ids[one.read : min(one.read + CHUNK, one.length - 1)]
-            ids[row, : len(part)] = torch.tensor(part)
+            ids[row] = [*part, *_NOTHING[len(part) :]]
             rows[row], starts[row] = one.place, one.read
             one.read += len(part)
         self._cache.read(rows, starts, CHUNK, len(passing))
@@ -140,19 +156,18 @@ class Passes:
     def speak(self, speaking: Sequence[Generation]) -> Any:
         """One pass: logits of the next token of those in slot 0 and on, [speaking, vocabulary], in double precision."""
         width = next(width for width in self._widths if width >= len(speaking))
-        ids = torch.zeros(width, 1, dtype=torch.long)
-        last = [one.sampled[-1] if one.sampled else one.request.ids[-1] for one in speaking]
-        ids[: len(last), 0] = torch.tensor(last)
+        ids = [[one.sampled[-1] if one.sampled else one.request.ids[-1]] for one in speaking]
+        ids += [[0]] * (width - len(ids))
         self._cache.speak([one.length - 1 for one in speaking], width)
         return self.forward(ids)[: len(speaking), 0].double().numpy()
 
-    def forward(self, ids: Tensor, is_reading: bool = False) -> Tensor:
+    def forward(self, ids: list[list[int]], is_reading: bool = False) -> Tensor:
         """The model over the cache's rows and positions of now."""
         if self._plain is not None:
             return self._plain(ids, self._cache, is_reading)
         inner = self._model.base_model if is_reading else self._model  # reading needs no logits
         out = inner(
-            input_ids=ids, attention_mask=self._mask, position_ids=self._cache.positions,
+            input_ids=torch.tensor(ids), attention_mask=self._mask, position_ids=self._cache.positions(),
             past_key_values=self._cache, use_cache=True,
         )  # fmt: skip
         logits: Tensor = out.last_hidden_state if is_reading else out.logits
@@ -186,7 +201,7 @@ def _with_own_attention(model: Any) -> Any:
     def attend(module: Any, query: Tensor, key: Any, value: Any, mask: Any, **options: Any) -> tuple[Tensor, None]:
         if isinstance(key, Rows):
             _require_plain(options, key.keys.shape[2])
-            return key.attend(query, options.get("scaling")), None
+            return seen_by(query, key.keys, key.values, key.looks, options.get("scaling")), None
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
         return plain
 

@@ -5,31 +5,24 @@
 For small models most of a pass is spent between the operations, not in them. This makes the same operations on the
 same parameters in the same order, so it gives the same bits; `Passes` compares both before it uses this one. A model
 that has any other part does not fit and is called as it is. Knows no requests and no sampling.
+
+A pass is one call that does not need the interpreter: `uninterrupted`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
-from headrace.agents.engines.cache import Cache
+from headrace.agents.engines.cache import Cache, Layout, laid_out, seen_by, write
+from headrace.agents.engines.uninterrupted import uninterrupted
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _LINEAR = tuple(f"self_attn.{one}_proj" for one in "qkvo") + tuple(f"mlp.{one}_proj" for one in ("gate", "up", "down"))
 _CHANGING_ROTATIONS = ("dynamic", "longrope")  # depend on more than a token's own position
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """Parameters, as they are: what is loaded into the model is loaded here."""
-
-    norms: tuple[tuple[Tensor, float], ...]
-    linear: tuple[tuple[Tensor, Tensor | None], ...]
-    scaling: float
 
 
 class PlainDecoder:
@@ -37,32 +30,70 @@ class PlainDecoder:
 
     def __init__(self, model: Any, length: int) -> None:
         inner = model.model
-        self._words, self._head = inner.embed_tokens.weight, (model.lm_head.weight, model.lm_head.bias)
-        self._last = _norm(inner.norm)
-        self._layers = [_layer(one) for one in inner.layers]
-        self._width = inner.layers[0].self_attn.head_dim
+        norms = [layer.get_submodule(name) for layer in inner.layers for name in _NORMS] + [inner.norm]
+        linears = [layer.get_submodule(name) for layer in inner.layers for name in _LINEAR] + [model.lm_head]
+        # Parameters share their memory with the model's: what is loaded into the model is loaded here.
+        self._words = inner.embed_tokens.weight.detach()
+        self._norms = [one.weight.detach() for one in norms]
+        self._epsilons = [float(one.variance_epsilon) for one in norms]
+        self._weights = [one.weight.detach() for one in linears]
+        self._biases = [None if one.bias is None else one.bias.detach() for one in linears]
+        self._scalings = [float(layer.self_attn.scaling) for layer in inner.layers]
         cos, sin = inner.rotary_emb(self._words, torch.arange(length)[None])
-        half = self._width // 2
+        half = inner.layers[0].self_attn.head_dim // 2
         self._cos, self._sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+        self._decode = uninterrupted(decode)
 
-    def __call__(self, ids: Tensor, cache: Cache, is_reading: bool) -> Tensor:
+    def __call__(self, ids: list[list[int]], cache: Cache, is_reading: bool) -> Tensor:
         """Logits [rows, tokens, vocabulary]; if it is only read, the last hidden states."""
-        rows, tokens = ids.shape
-        shape = (rows, tokens, -1, self._width)
-        at = cache.positions.ravel()
-        turn = tuple(table.index_select(0, at).view(rows, 1, tokens, -1) for table in (self._cos, self._sin))
-        hidden = embedding(ids.ravel(), self._words)
-        for number, layer in enumerate(self._layers):
-            query, key, value, out, gate, up, down = layer.linear
-            normed = _normed(hidden, *layer.norms[0])
-            queries, keys, values = (linear(normed, *one).view(shape).transpose(1, 2) for one in (query, key, value))
-            seen, _ = cache.update(_turned(keys, *turn), values, number)
-            mixed = seen.attend(_turned(queries, *turn), layer.scaling).reshape(rows * tokens, -1)
-            hidden = hidden + linear(mixed, *out)
-            normed = _normed(hidden, *layer.norms[1])
-            hidden = hidden + linear(silu(linear(normed, *gate)).mul_(linear(normed, *up)), *down)
-        hidden = _normed(hidden, *self._last)
-        return (hidden if is_reading else linear(hidden, *self._head)).view(rows, tokens, -1)
+        return self._decode(
+            ids, cache.layout, cache.hidden, cache.keys, cache.values, self._words, self._cos, self._sin,
+            self._norms, self._epsilons, self._weights, self._biases, self._scalings, is_reading,
+        )  # fmt: skip
+
+
+def decode(
+    ids: list[list[int]],
+    layout: Layout,
+    hidden_keys: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    words: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norms: list[Tensor],
+    epsilons: list[float],
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    scalings: list[float],
+    is_reading: bool,
+) -> Tensor:
+    """One pass: layout, keys and values are the cache's; norms, weights and biases those of all layers."""
+    positions, written, looks = laid_out(layout, hidden_keys, keys)
+    rows, tokens = positions.shape
+    shape = (rows, tokens, -1, cos.shape[1])
+    at = positions.ravel()
+    by_cos = cos.index_select(0, at).view(rows, 1, tokens, -1)
+    by_sin = sin.index_select(0, at).view(rows, 1, tokens, -1)
+    hidden = embedding(torch.tensor(ids).ravel(), words)
+    for layer in range(len(scalings)):
+        norm, first = 2 * layer, 7 * layer
+        normed = _normed(hidden, norms[norm], epsilons[norm])
+        query = linear(normed, weights[first], biases[first]).view(shape).transpose(1, 2)
+        key = linear(normed, weights[first + 1], biases[first + 1]).view(shape).transpose(1, 2)
+        value = linear(normed, weights[first + 2], biases[first + 2]).view(shape).transpose(1, 2)
+        write(_turned(key, by_cos, by_sin), keys[layer], written)
+        write(value, values[layer], written)
+        seen = seen_by(_turned(query, by_cos, by_sin), keys[layer], values[layer], looks, scalings[layer])
+        hidden = hidden + linear(seen.reshape(rows * tokens, -1), weights[first + 3], biases[first + 3])
+        normed = _normed(hidden, norms[norm + 1], epsilons[norm + 1])
+        gate = silu(linear(normed, weights[first + 4], biases[first + 4]))
+        up = gate.mul_(linear(normed, weights[first + 5], biases[first + 5]))
+        hidden = hidden + linear(up, weights[first + 6], biases[first + 6])
+    hidden = _normed(hidden, norms[-1], epsilons[-1])
+    if not is_reading:
+        hidden = linear(hidden, weights[-1], biases[-1])
+    return hidden.view(rows, tokens, -1)
 
 
 def _normed(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -96,16 +127,3 @@ def plain_decoder(model: Any, length: int) -> PlainDecoder | None:
         return PlainDecoder(model, length) if is_plain else None
     except (AttributeError, TypeError, KeyError):  # a model with other parts
         return None
-
-
-def _layer(layer: Any) -> _Layer:
-    attention = layer.self_attn
-    return _Layer(
-        tuple(_norm(getattr(layer, name)) for name in _NORMS),
-        tuple((one.weight, one.bias) for one in (layer.get_submodule(name) for name in _LINEAR)),
-        attention.scaling,
-    )
-
-
-def _norm(norm: Any) -> tuple[Tensor, float]:
-    return norm.weight, norm.variance_epsilon
