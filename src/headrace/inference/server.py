@@ -107,21 +107,12 @@ class Server:
         wait_s = batching.wait_s
         found = look(self._words, self._at, seen, 0 if wait_s == 0.0 else self._spin.loops)
         is_alone = found == batching.lone or (found >= 0 and batching.is_alone(found))
-        if is_alone:
+        if is_alone:  # answered first: somebody waits, and the books do not
             self._serve((found,))
             batching.served_alone(found, seen.item(found, ENDS) != 0, now_s())
         if wait_s is None and not seen.item(0, AT_ONCE):  # how long a batch waits for others says nothing of the cores
             self._spin.paid(found != NOBODY)
-        if is_alone:
-            return True
-        self._note(found)
-        batch = batching.due(now_s())
-        if batch:
-            self._serve(batch)
-            now = now_s()
-            for i in batch:
-                batching.answered(i, now)
-        return bool(batch)
+        return is_alone or self._serve_what_is_due(found)
 
     def wait(self) -> None:
         """Sleep until somebody asks, the batch is due, or a slice of time is over."""
@@ -133,6 +124,16 @@ class Server:
             left_s = self._batching.wait_s
             self._bell.wait(rung, SLICE_S if left_s is None else min(left_s, SLICE_S))
         say(self._words, self._at + SERVER_SLEEPS, 0)
+
+    def _serve_what_is_due(self, found: int) -> bool:
+        self._note(found)
+        batch = self._batching.due(now_s())
+        if batch:
+            self._serve(batch)
+            now = now_s()
+            for i in batch:
+                self._batching.answered(i, now)
+        return bool(batch)
 
     def _note(self, found: int) -> None:
         """Hand on what a look found."""

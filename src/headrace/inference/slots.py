@@ -1,12 +1,13 @@
 """The slots: where actors ask an inference server, and where it answers. One slot per shard, in one shared segment.
 
-    [ server 0: bell | beat ] [ server 1 ... ]  [ slot 0: request | reply | observations | noise | actions | error ] ...
+    [ server 0: bell | beat ] [ server 1 ... ]
+    [ slot 0: request | reply | note | observations | noise | actions | error ] [ slot 1 ... ]
 
     actor:  observations, noise, wanted version -> REQUEST = number (release) -> bell -> waits for REPLY == number
     server: REQUEST (acquire) != REPLY -> gathers, acts -> actions, version -> REPLY = number (release)
 
-One writer per word: the request line is the actor's, the reply line the server's. The bell holds the number of a
-request that rang it; any change of it makes the server look at its slots, so it does not matter whose number stays. A
+One writer per word: the request line and the note are the actor's, the reply line the server's. The bell holds the
+number of a request that rang it; any change wakes a server that sleeps, so it does not matter whose number stays. A
 number is made of the fence of the lease and the row. It is never used twice, so an actor takes no answer that was meant
 for a dead one. What was asked stays here until it is answered: a server that takes another's place finds it. Answers
 are not written into slabs: a server that was stopped and goes on could write into another rollout. What a recurrent

@@ -104,15 +104,6 @@ def spin_until(words: Array, index: int, value: int, loops: int) -> bool:
 
 
 @compiled
-def spin_while(words: Array, index: int, value: int, loops: int) -> bool:
-    """The same; whether it came to hold another value."""
-    for _ in range(loops):
-        if load_acquire(words, index) != value:
-            return True
-    return bool(load_acquire(words, index) != value)
-
-
-@compiled
 def say(words: Array, index: int, value: int) -> None:
     """Store a word, and see that it is visible before anything else is looked at."""
     store_release(words, index, value)
