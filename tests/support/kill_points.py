@@ -144,7 +144,7 @@ def _place(strikes: Strikes) -> None:
 
     begin, close, commit = Host.__init__, Host.close, Slab.commit
     attach, receive, copy_into = SharedSegment.attach, Line.receive, WeightStore.copy_into
-    spin_until, sleep = client.spin_until, client.Client._sleep
+    take = client.take
 
     def attached(name: str) -> SharedSegment:
         strikes.strike("before attach")
@@ -174,21 +174,17 @@ def _place(strikes: Strikes) -> None:
         strikes.strike("during weight copy")
         return copy_into(store, vector, version)
 
-    def spun(*arguments: Any) -> bool:
+    def taken(*arguments: Any) -> int:
         strikes.strike("waiting for an action")
-        is_there = spin_until(*arguments)
-        if is_there:
+        acted = take(*arguments)
+        if acted != client.NOT_YET:
             strikes.strike("with an action in hand")
-        return bool(is_there)
-
-    def slept(*arguments: Any) -> None:
-        sleep(*arguments)
-        strikes.strike("with an action in hand")
+        return acted
 
     _put([
         (SharedSegment, "attach", staticmethod(attached)), (Host, "__init__", begun), (Host, "close", closed),
         (Slab, "commit", committed), (Line, "receive", received),
-        (WeightStore, "copy_into", copied), (client, "spin_until", spun), (client.Client, "_sleep", slept),
+        (WeightStore, "copy_into", copied), (client, "take", taken),
     ])  # fmt: skip
 
 

@@ -40,6 +40,8 @@ class Batching:
         self._away_s: dict[int, float] = {}  # from an answer to the next question, lately
         self.wait_s: float | None = None
         """How long nothing is due, if nobody else asks: 0 if something may be due now, None if nobody waits."""
+        self.lone: int | None = None
+        """A slot of which it is known that its next request `is_alone`."""
 
     def asked(self, slot: int, wanted: int, now_s: float, is_last: bool = False) -> None:
         """A request was seen, the last of a rollout or not; it takes the place of the slot's one before."""
@@ -49,16 +51,19 @@ class Batching:
         before = self._waiting.get(slot)
         self._waiting[slot] = (wanted, now_s if before is None else before[1], is_last)
         self._missing[self._turns[slot]].discard(slot)
-        self.wait_s = 0.0
+        self.wait_s, self.lone = 0.0, None
 
-    def is_alone(self, slot: int, is_last: bool = False) -> bool:
-        """Whether a new request is a batch by itself, since nobody else waits or is expected. Then it was served: a
-        shortcut for `asked` and `due`."""
+    def is_alone(self, slot: int) -> bool:
+        """Whether a new request is a batch by itself, since nobody else waits or is expected."""
         missing = self._missing[self._turns[slot]]
-        if self._waiting or len(missing) > (slot in missing):
-            return False
+        return not self._waiting and len(missing) <= (slot in missing)
+
+    def served_alone(self, slot: int, is_last: bool, now_s: float) -> None:
+        """Then it was served: a shortcut for `asked`, `due` and `answered`."""
+        missing = self._missing[self._turns[slot]]
         (missing.discard if is_last else missing.add)(slot)
-        return True
+        self.lone = None if is_last else slot
+        self.answered(slot, now_s)
 
     def answered(self, slot: int, now_s: float) -> None:
         """Its environments step from now on, unless that was the last of its rollout: then the learner has its turn."""

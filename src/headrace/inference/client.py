@@ -14,27 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import HeadraceError
-from headrace.inference.slots import (
-    ACTOR_SLEEPS,
-    ERROR_BYTES,
-    LATEST,
-    REPLY,
-    VERSION,
-    WAKE,
-    Slot,
-    Slots,
-    SlotsPlan,
-    ask,
-)
+from headrace.inference.asking import FAILED, NOT_YET, WAKE, ask, begin, bits, take
+from headrace.inference.slots import ACTOR_SLEEPS, ERROR_BYTES, LATEST, REPLY, Slot, Slots, SlotsPlan
 from headrace.memory.atomics import load_acquire
 from headrace.memory.ring import Lease
 from headrace.memory.schema import STATE
 from headrace.memory.segment import SharedSegment
 from headrace.memory.spaces import Leaves
-from headrace.memory.waiting import SLICE_S, Spin, say, spin_until
+from headrace.memory.waiting import SLICE_S, Spin, say
 
 Array = npt.NDArray[Any]
 Act = Callable[[int, Leaves, Array, Array], int]
@@ -69,43 +60,53 @@ class Client:
         """How the rows of a rollout are acted on: with the version its order names, or with the server's newest."""
         assert versions is None, "recorded versions are replayed inline"
         words, slot, spin = self._slots.words, self._slots.slots[lease.shard], self._spin
-        first, wanted = lease.fence * self._n_steps, LATEST if self._is_free else version
-        last, pause = self._n_steps - 1, self.pause
+        begin(words, slot, lease.fence * self._n_steps, self._n_steps, LATEST if self._is_free else version)
+        (name, leaf), *others = slot.obs.items()
+        at, state_after, pause = slot.at, slot.state_after, self.pause
 
         def act(row: int, obs: Leaves, noise: Array, out: Array) -> int:
-            for name, leaf in obs.items():
-                slot.obs[name][...] = leaf
-            slot.noise[...] = noise
-            number = first + row
+            for other, place in others:
+                place[...] = obs[other]
             # With another shard to turn to, the wait comes after its turn.
-            loops = spin.loops if pause is None else 0
-            is_there = ask(words, slot.at, slot.bell, number, wanted, row == last, loops)
-            if is_there == WAKE:
-                slot.rings.wake()
-            if pause is not None:
-                pause()
-            if is_there == WAKE or pause is not None:
-                is_there = spin_until(words, slot.at + REPLY, number, spin.loops)
-            spin.paid(bool(is_there))
-            if not is_there:
-                self._sleep(slot, number, lease.shard)
-            if words[slot.at + ERROR_BYTES]:
-                raise _failure(bytes(slot.error[: words[slot.at + ERROR_BYTES]]))
-            out[...] = slot.action
-            if slot.state_after is not None:
-                obs[STATE][...] = slot.state_after
-            return int(words[slot.at + VERSION])
+            acted = ask(words, at, row, obs[name], noise, out, spin.loops if pause is None else 0)
+            if acted < 0 or pause is not None:
+                acted = self._wait(acted, slot, row, out, lease.shard)
+            elif not spin.is_sure:
+                spin.paid(True)
+            if state_after is not None:
+                obs[STATE][...] = state_after
+            return acted
 
+        if np.float16 in (leaf.dtype, slot.action.dtype):
+            return lambda row, obs, noise, out: act(row, obs | {name: bits(obs[name])}, noise, bits(out))
         return act
 
-    def _sleep(self, slot: Slot, number: int, shard: int) -> None:
-        """Until the answer is there."""
+    def _wait(self, acted: int, slot: Slot, row: int, out: Array, shard: int) -> int:
+        """Until the answer is there, after a question that was not answered within a spin, or without one."""
+        if acted == WAKE:
+            slot.rings.wake()
+        if self.pause is not None:
+            self.pause()
+        if acted == WAKE or (acted == NOT_YET and self.pause is not None):
+            acted = take(self._slots.words, slot.at, row, out, self._spin.loops)
+        self._spin.paid(acted != NOT_YET)
+        if acted == NOT_YET:
+            acted = self._sleep(slot, row, out, shard)
+        if acted == FAILED:
+            raise _failure(bytes(slot.error[: self._slots.words[slot.at + ERROR_BYTES]]))
+        return acted
+
+    def _sleep(self, slot: Slot, row: int, out: Array, shard: int) -> int:
+        """Until the answer is there; what `take` says then."""
         words = self._slots.words
         say(words, slot.at + ACTOR_SLEEPS, 1)
-        while (seen := load_acquire(words, slot.at + REPLY)) != number:
+        seen = load_acquire(words, slot.at + REPLY)
+        while (acted := take(words, slot.at, row, out, 0)) == NOT_YET:
             slot.answers.wait(int(seen), SLICE_S)
             self._waits(shard)
+            seen = load_acquire(words, slot.at + REPLY)
         say(words, slot.at + ACTOR_SLEEPS, 0)
+        return acted
 
 
 def _one_torch_thread() -> None:

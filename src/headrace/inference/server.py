@@ -20,18 +20,11 @@ import numpy.typing as npt
 import torch
 
 from headrace.clock import now_s
+from headrace.inference.answering import ASKED, AT_ONCE, ENDS, NEW, NOBODY, answer, look, nothing_seen
 from headrace.inference.batching import Batching, BatchLimits
 from headrace.inference.device_names import Device
 from headrace.inference.devices import inference_on
-from headrace.inference.slots import (
-    BELL,
-    LATEST,
-    SERVER_SLEEPS,
-    Slots,
-    SlotsPlan,
-    answer,
-    look,
-)
+from headrace.inference.slots import BELL, LATEST, SERVER_SLEEPS, Slots, SlotsPlan
 from headrace.memory.allocator import keep_freed_memory
 from headrace.memory.atomics import load_acquire
 from headrace.memory.schema import STATE, state_leaf
@@ -104,51 +97,54 @@ class Server:
         self._obs = empty_leaves(layout.observation, sum(rows)) | state_leaf(layout.state_size, sum(rows))
         self._noise = np.empty((sum(rows), layout.noise_width), np.float32)
         self._action = np.empty((sum(rows), *shape_of(layout.action)), layout.action.dtype)
-        self._seen = np.array([(slot.at, 0) for slot in self._slots])
-        self._news = np.zeros((len(rows), 4), np.int64)
-        self._numbers, self._wanted = [0] * len(rows), [0] * len(rows)  # of the requests that were seen last
+        self._seen = nothing_seen(self._slots)
         self._at = self._slots[0].bell
         self._bell, self._spin = Futex(self._words, self._at + BELL), Spin()
 
     def look(self) -> bool:
         """Take note of who asks, now or within a spin, and answer a batch if one is due; whether one was."""
-        wait_s = self._batching.wait_s
-        found = look(self._words, self._at, self._seen, self._news, 0 if wait_s == 0.0 else self._spin.loops)
-        if found <= 0 and wait_s is None:  # how long a batch waits for others says nothing of the cores
-            self._spin.paid(found < 0)
-        if found in (1, -1):
-            i, number, wanted, is_last = self._news[0].tolist()
-            if self._batching.is_alone(i, is_last != 0):
-                self._numbers[i], self._wanted[i] = number, wanted
-                self._serve((i,))
-                return True
-        self._note(found)
-        batch = self._batching.due(now_s())
-        if batch:
-            self._serve(batch)
-        return bool(batch)
+        batching, seen = self._batching, self._seen
+        wait_s = batching.wait_s
+        found = look(self._words, self._at, seen, 0 if wait_s == 0.0 else self._spin.loops)
+        is_alone = found == batching.lone or (found >= 0 and batching.is_alone(found))
+        if is_alone:  # answered first: somebody waits, and the books do not
+            self._serve((found,))
+            batching.served_alone(found, seen.item(found, ENDS) != 0, now_s())
+        if wait_s is None and not seen.item(0, AT_ONCE):  # how long a batch waits for others says nothing of the cores
+            self._spin.paid(found != NOBODY)
+        return is_alone or self._serve_what_is_due(found)
 
     def wait(self) -> None:
         """Sleep until somebody asks, the batch is due, or a slice of time is over."""
         say(self._words, self._at + SERVER_SLEEPS, 1)
         rung = load_acquire(self._words, self._at + BELL)
-        found = look(self._words, self._at, self._seen, self._news, 0)
+        found = look(self._words, self._at, self._seen, 0)
         self._note(found)
-        if not found:
+        if found == NOBODY:
             left_s = self._batching.wait_s
             self._bell.wait(rung, SLICE_S if left_s is None else min(left_s, SLICE_S))
         say(self._words, self._at + SERVER_SLEEPS, 0)
 
-    def _note(self, found: int) -> None:
-        """Hand so many new requests on; negative if a spin was needed to see them."""
-        if found:
+    def _serve_what_is_due(self, found: int) -> bool:
+        self._note(found)
+        batch = self._batching.due(now_s())
+        if batch:
+            self._serve(batch)
             now = now_s()
-            for i, number, wanted, is_last in self._news[: abs(found)].tolist():
-                self._numbers[i], self._wanted[i] = number, wanted
-                self._batching.asked(i, wanted, now, is_last != 0)
+            for i in batch:
+                self._batching.answered(i, now)
+        return bool(batch)
+
+    def _note(self, found: int) -> None:
+        """Hand on what a look found."""
+        if found != NOBODY:
+            now = now_s()
+            for i in (found,) if found >= 0 else self._seen[:-found, NEW].tolist():
+                self._batching.asked(i, self._seen.item(i, ASKED), now, self._seen.item(i, ENDS) != 0)
 
     def _serve(self, batch: Sequence[int]) -> None:
-        version = self._version(self._wanted[batch[0]])
+        wanted = self._seen.item(batch[0], ASKED)
+        version = wanted if wanted == self._replica.version else self._version(wanted)
         try:
             self._act(batch)
         except Exception as error:
@@ -157,10 +153,9 @@ class Server:
             if len(batch) == 1:
                 self._fail(batch[0], error)
             return
-        now = now_s()
         for i in batch:
-            self._batching.answered(i, now)
-            self._answer(i, version)
+            if answer(self._words, self._seen, i, version, 0):
+                self._slots[i].answers.wake()
 
     def _act(self, batch: Sequence[int]) -> None:
         """Gather, act, hand out."""
@@ -193,9 +188,5 @@ class Server:
         text = f"{type(error).__name__}: {first}\n{''.join(traceback.format_exception(error))}"
         data = shortened(text, MAX_MESSAGE).encode(errors="replace")[: len(self._slots[i].error)]
         self._slots[i].error[: len(data)] = data
-        self._answer(i, 0, len(data))
-
-    def _answer(self, i: int, version: int, error_bytes: int = 0) -> None:
-        slot = self._slots[i]
-        if answer(self._words, slot.at, self._numbers[i], version, error_bytes):
-            slot.answers.wake()
+        if answer(self._words, self._seen, i, 0, len(data)):
+            self._slots[i].answers.wake()

@@ -1,12 +1,13 @@
 """The slots: where actors ask an inference server, and where it answers. One slot per shard, in one shared segment.
 
-    [ server 0: bell | beat ] [ server 1 ... ]  [ slot 0: request | reply | observations | noise | actions | error ] ...
+    [ server 0: bell | beat ] [ server 1 ... ]
+    [ slot 0: request | reply | note | observations | noise | actions | error ] [ slot 1 ... ]
 
     actor:  observations, noise, wanted version -> REQUEST = number (release) -> bell -> waits for REPLY == number
     server: REQUEST (acquire) != REPLY -> gathers, acts -> actions, version -> REPLY = number (release)
 
-One writer per word: the request line is the actor's, the reply line the server's. The bell holds the number of a
-request that rang it; any change of it makes the server look at its slots, so it does not matter whose number stays. A
+One writer per word: the request line and the note are the actor's, the reply line the server's. The bell holds the
+number of a request that rang it; any change wakes a server that sleeps, so it does not matter whose number stays. A
 number is made of the fence of the lease and the row. It is never used twice, so an actor takes no answer that was meant
 for a dead one. What was asked stays here until it is answered: a server that takes another's place finds it. Answers
 are not written into slabs: a server that was stopped and goes on could write into another rollout. What a recurrent
@@ -25,12 +26,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.compiler import compiled
-from headrace.memory.atomics import fence, load_acquire, store_release
 from headrace.memory.schema import ALIGNMENT, STATE
 from headrace.memory.segment import Segment
 from headrace.memory.spaces import Leaves, ObservationSpace, Space, leaves_of, shape_of
-from headrace.memory.waiting import Futex, spin_until, spin_while
+from headrace.memory.waiting import Futex
 
 Array = npt.NDArray[Any]
 
@@ -38,9 +37,9 @@ LATEST = -1  # in the place of a wanted version: the server's choice
 _LINE = ALIGNMENT // 8  # words
 BELL, SERVER_SLEEPS, BEAT = 0, 1, _LINE  # words of a server's two lines
 REQUEST, WANTED, IS_LAST, ACTOR_SLEEPS = 0, 1, 2, 3  # words of a slot: the actor's line,
-REPLY, VERSION, ERROR_BYTES = _LINE, _LINE + 1, _LINE + 2  # and the server's
+REPLY, VERSION, ERROR_BYTES = _LINE, _LINE + 1, _LINE + 2  # the server's,
+NOTE = 2 * _LINE  # and two lines for what the actor notes of its rollout
 _ERROR_ROOM = 1 << 14
-WAKE = -1  # instead of an answer
 
 
 @dataclass(frozen=True)
@@ -60,17 +59,21 @@ class SlotsPlan:
 
 
 class Slot:
-    """One shard's: views of its memory. `at` is where its words begin."""
+    """One shard's: views of its memory. `at` is where its words begin. `spans`: at which byte the first leaf begins and
+    how many it has, the same of the noise and the actions."""
 
     def __init__(self, plan: SlotsPlan, shard: int, words: Array, buffer: memoryview, start: int) -> None:
         n_envs = plan.shard_sizes[shard]
         self.at, self.bell = start // 8, 2 * _LINE * (shard % plan.num_servers)
         self.rings, self.answers = Futex(words, self.bell + BELL), Futex(words, self.at + REPLY)
-        position = start + 2 * ALIGNMENT
+        position = start + 4 * ALIGNMENT
         arrays: dict[str, Array] = {}
+        spans: dict[str, tuple[int, int]] = {}
         for name, shape, dtype in _arrays(plan, n_envs):
             arrays[name] = np.ndarray(shape, dtype, buffer, position)
+            spans[name] = (position, arrays[name].nbytes)
             position += _lines(arrays[name].nbytes)
+        self.spans = (*next(iter(spans.values())), *spans["noise"], *spans["action"])
         self.noise, self.action, error = arrays.pop("noise"), arrays.pop("action"), arrays.pop("error")
         self.error = error.data
         self.state_after: Array | None = arrays.pop("state after", None)
@@ -99,56 +102,6 @@ def slots_bytes(plan: SlotsPlan) -> int:
     return 2 * ALIGNMENT * plan.num_servers + sum(_slot_bytes(plan, n_envs) for n_envs in plan.shard_sizes)
 
 
-@compiled
-def ask(words: Array, at: int, bell: int, number: int, wanted: int, is_last: int, loops: int) -> int:
-    """The actor's words, last of all; then a spin. WAKE if the server sleeps, else whether the answer is there."""
-    words[at + WANTED] = wanted
-    words[at + IS_LAST] = is_last
-    store_release(words, at + REQUEST, number)
-    store_release(words, bell + BELL, number)
-    fence()  # the bell is rung before it is seen who sleeps
-    if load_acquire(words, bell + SERVER_SLEEPS):
-        return WAKE
-    return int(spin_until(words, at + REPLY, number, loops))
-
-
-@compiled
-def answer(words: Array, at: int, number: int, version: int, error_bytes: int) -> int:
-    """The server's words, last of all; whether the actor sleeps and has to be woken."""
-    words[at + VERSION] = version
-    words[at + ERROR_BYTES] = error_bytes
-    store_release(words, at + REPLY, number)
-    fence()
-    return load_acquire(words, at + ACTOR_SLEEPS)
-
-
-@compiled
-def look(words: Array, bell: int, slots: Array, news: Array, loops: int) -> int:
-    """Look at all slots of a server, and again if the bell rings within a spin. How many requests are new, negative if
-    they came with the spin. `slots` has a row (its place, the last number that was seen) per slot; a new request
-    becomes a row (slot, number, wanted version, is it the last of its rollout) of `news`."""
-    words[bell + BEAT] += 1
-    rung = load_acquire(words, bell + BELL)  # before the look: what comes later changes it
-    count = _new(words, slots, news)
-    if count == 0 and spin_while(words, bell + BELL, rung, loops):
-        return -_new(words, slots, news)
-    return count
-
-
-@compiled
-def _new(words: Array, slots: Array, news: Array) -> int:
-    count = 0
-    for i in range(len(slots)):
-        at, seen = slots[i]
-        number = load_acquire(words, at + REQUEST)
-        if number not in (seen, words[at + REPLY]):
-            slots[i, 1] = number
-            news[count, 0], news[count, 1] = i, number
-            news[count, 2], news[count, 3] = words[at + WANTED], words[at + IS_LAST]
-            count += 1
-    return count
-
-
 def _arrays(plan: SlotsPlan, n_envs: int) -> Sequence[tuple[str, tuple[int, ...], str]]:
     leaves = leaves_of(plan.observation).items()
     return [
@@ -162,7 +115,7 @@ def _arrays(plan: SlotsPlan, n_envs: int) -> Sequence[tuple[str, tuple[int, ...]
 
 def _slot_bytes(plan: SlotsPlan, n_envs: int) -> int:
     arrays = _arrays(plan, n_envs)
-    return 2 * ALIGNMENT + sum(_lines(prod(shape) * np.dtype(dtype).itemsize) for _, shape, dtype in arrays)
+    return 4 * ALIGNMENT + sum(_lines(prod(shape) * np.dtype(dtype).itemsize) for _, shape, dtype in arrays)
 
 
 def _lines(size_bytes: int) -> int:

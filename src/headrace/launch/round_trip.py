@@ -17,15 +17,16 @@ from statistics import median
 
 from headrace.clock import now_s
 from headrace.errors import HeadraceError
+from headrace.inference.asking import NOT_YET, WAKE, ask, begin, bits, take
 from headrace.inference.batching import BatchLimits
 from headrace.inference.client import Client
 from headrace.inference.server import Server, ServerPlan
-from headrace.inference.slots import ACTOR_SLEEPS, REPLY, WAKE, Slot, Slots, SlotsPlan, ask, slots_bytes
+from headrace.inference.slots import ACTOR_SLEEPS, REPLY, Slot, Slots, SlotsPlan, slots_bytes
 from headrace.launch.placement import Time
 from headrace.memory.atomics import load_acquire
 from headrace.memory.ring import Lease
 from headrace.memory.segment import HeapSegment
-from headrace.memory.waiting import SLICE_S, Spin, say, spin_until
+from headrace.memory.waiting import SLICE_S, Spin, say
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import build_policy
 from headrace.weights.flat import FlatParameters
@@ -78,29 +79,35 @@ class _Questions:
     """What workers ask, from one process: all of them, then all answers."""
 
     def __init__(self, slots: Slots, count: int) -> None:
-        self._slots, self._number, self._spin = slots, 1, Spin()
-        self._obs = [{name: leaf.copy() for name, leaf in slot.obs.items()} for slot in slots.slots[:count]]
+        self._words, self._slots, self._number, self._spin = slots.words, slots.slots[:count], 1, Spin()
+        self._obs = [{name: bits(leaf).copy() for name, leaf in slot.obs.items()} for slot in self._slots]
+        self._noise = [slot.noise.copy() for slot in self._slots]
+        self._out = [bits(slot.action).copy() for slot in self._slots]
 
     def ask(self, count: int) -> tuple[float, float]:
         """Seconds until all are answered, and until all were asked."""
-        words, begun_s = self._slots.words, now_s()
-        asked = [*zip(self._slots.slots[:count], range(self._number, self._number + count), strict=True)]
-        self._number += count  # no number is used twice: each changes the bell
-        for (slot, number), obs in zip(asked, self._obs, strict=False):
-            for name, leaf in obs.items():
-                slot.obs[name][...] = leaf
-            if ask(words, slot.at, slot.bell, number, 0, count < len(self._obs), 0) == WAKE:
+        begun_s, n_steps = now_s(), 1 if count < len(self._slots) else 2  # of one row, the first is the last
+        asked = [*zip(self._slots[:count], self._obs, self._noise, self._out, strict=False)]
+        for slot, obs, noise, out in asked:
+            begin(self._words, slot, self._number, n_steps, 0)
+            self._number += 2  # no number is used twice
+            leaf, *others = obs.items()
+            for name, other in others:
+                slot.obs[name][...] = other
+            if ask(self._words, slot.at, 0, leaf[1], noise, out, 0) == WAKE:
                 slot.rings.wake()
         asked_s = now_s()
-        for slot, number in asked:
-            is_there = spin_until(words, slot.at + REPLY, number, self._spin.loops)
+        for slot, _, _, out in asked:
+            is_there = take(self._words, slot.at, 0, out, self._spin.loops) != NOT_YET
             self._spin.paid(is_there)
-            say(words, slot.at + ACTOR_SLEEPS, not is_there)
-            while (seen := load_acquire(words, slot.at + REPLY)) != number:
+            say(self._words, slot.at + ACTOR_SLEEPS, not is_there)
+            seen = load_acquire(self._words, slot.at + REPLY)
+            while take(self._words, slot.at, 0, out, 0) == NOT_YET:
                 slot.answers.wait(int(seen), SLICE_S)
+                seen = load_acquire(self._words, slot.at + REPLY)
                 if now_s() - begun_s > _PATIENCE_S:
                     raise HeadraceError("no answer from the server that was tried")
-            say(words, slot.at + ACTOR_SLEEPS, 0)
+            say(self._words, slot.at + ACTOR_SLEEPS, 0)
         return now_s() - begun_s, asked_s - begun_s
 
 

@@ -72,6 +72,8 @@ class Spin:
         self._most = _loops_in(_SPIN_S) if (cores or len(os.sched_getaffinity(0))) > 1 else 0
         self.loops = self._most
         self._credit, self._without, self._probe = _CREDIT, 0, _FIRST_PROBE
+        self.is_sure = self._most > 0
+        """One more spin that pays changes nothing: then `paid(True)` may be left out."""
 
     def paid(self, is_over: bool) -> None:
         """A wait that began with `loops` of spinning was over by then, or was not."""
@@ -83,8 +85,9 @@ class Spin:
             if self._credit < _CREDIT:
                 self._credit += 1
             else:
-                self._probe = _FIRST_PROBE
+                self._probe, self.is_sure = _FIRST_PROBE, True
         else:
+            self.is_sure = False
             self._credit -= _LOSS
             if self._credit <= 0:
                 self._probe = min(2 * self._probe, _LAST_PROBE)
@@ -98,15 +101,6 @@ def spin_until(words: Array, index: int, value: int, loops: int) -> bool:
         if load_acquire(words, index) == value:
             return True
     return bool(load_acquire(words, index) == value)
-
-
-@compiled
-def spin_while(words: Array, index: int, value: int, loops: int) -> bool:
-    """The same; whether it came to hold another value."""
-    for _ in range(loops):
-        if load_acquire(words, index) != value:
-            return True
-    return bool(load_acquire(words, index) != value)
 
 
 @compiled

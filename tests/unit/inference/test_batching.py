@@ -36,14 +36,19 @@ def test_a_request_that_is_a_batch_by_itself() -> None:
     """As if it had been asked and served: what is expected afterwards is the same."""
     one = batching(2, 2)
     assert one.is_alone(0)
+    one.served_alone(0, False, 0.0)
+    assert one.lone == 0
     assert one.is_alone(0), "it expected nobody but itself"
     assert not one.is_alone(1), "shard 0 is expected"
     one.asked(1, V, 0.0)
+    assert one.lone is None
     assert (one.due(0.25), one.wait_s) == ((), 0.75)
     assert not one.is_alone(0), "shard 1 waits"
     one.asked(0, V, 0.5, is_last=True)
     assert one.due(0.5) == (1, 0)
-    assert one.is_alone(1, is_last=True), "shard 0 was at the end of its rollout"
+    assert one.is_alone(1), "shard 0 was at the end of its rollout"
+    one.served_alone(1, True, 0.5)
+    assert one.lone is None
     assert one.is_alone(0), "and so was shard 1"
 
 
@@ -196,3 +201,35 @@ def test_everybody_is_served_once_in_time_and_within_limits(
     while serve():
         pass
     assert not waiting, "nobody is forgotten"
+
+
+@quick
+@given(
+    turns=st.lists(st.integers(0, 1), min_size=1, max_size=5),
+    max_rows=st.integers(0, 6),
+    asks=st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.sampled_from((0.0, 0.25, 2.0))), max_size=40),
+)
+def test_the_shortcut_for_a_lone_request_makes_the_same_batches(
+    turns: list[int], max_rows: int, asks: list[tuple[int, bool, float]]
+) -> None:
+    """Beside a server that takes none. How long environments take is left out: a shortcut does not measure it."""
+    (long, short), now_s = (Batching([2] * len(turns), BatchLimits(max_rows, 1.0), turns) for _ in range(2)), 0.0
+    waiting: set[int] = set()
+    for slot, is_last, passed_s in asks:
+        batches: list[list[tuple[int, ...]]] = [[], []]
+        if slot < len(turns) and slot not in waiting:
+            waiting.add(slot)
+            long.asked(slot, V, now_s, is_last)
+            if slot == short.lone or short.is_alone(slot):
+                assert short.is_alone(slot)
+                short.served_alone(slot, is_last, -math.inf)
+                batches[1].append((slot,))
+            else:
+                short.asked(slot, V, now_s, is_last)
+        for one, found in zip((long, short), batches, strict=True):
+            while batch := one.due(now_s):
+                found.append(batch)
+        assert batches[0] == batches[1]
+        assert long.wait_s == short.wait_s
+        waiting -= {slot for batch in batches[0] for slot in batch}
+        now_s += passed_s

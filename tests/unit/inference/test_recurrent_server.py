@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.inference.asking import ask, begin
 from headrace.inference.batching import BatchLimits
 from headrace.inference.recurrent import inference_of
 from headrace.inference.server import Server, ServerPlan
-from headrace.inference.slots import REPLY, Slots, SlotsPlan, ask, slots_bytes
+from headrace.inference.slots import REPLY, Slots, SlotsPlan, slots_bytes
 from headrace.memory.schema import STATE
 from headrace.memory.segment import HeapSegment
 from headrace.policies.config import PolicyConfig
@@ -37,7 +38,8 @@ def test_a_request_that_is_answered_twice_is_answered_alike(asking: tuple[int, .
         slot = slots.slots[shard]
         for array in (slot.noise, *slot.obs.values()):
             array[...] = rng.normal(size=array.shape)
-        ask(slots.words, slot.at, slot.bell, 7 + shard, 0, 0, 0)
+        begin(slots.words, slot, 7 + shard, 2, 0)
+        ask(slots.words, slot.at, 0, next(iter(slot.obs.values())).copy(), slot.noise.copy(), slot.action.copy(), 0)
     before = {shard: slots.slots[shard].obs[STATE].copy() for shard in asking}
     answers = []
     for server in (Server(copy.deepcopy(plan), slots, store) for _ in range(2)):

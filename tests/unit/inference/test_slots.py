@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from headrace.errors import HeadraceError
+from headrace.inference.answering import ASKED, AT_ONCE, ENDS, NEW, NOBODY, NUMBER, answer, look, nothing_seen
 from headrace.inference.client import Client
-from headrace.inference.slots import LATEST, REPLY, REQUEST, WANTED, Slots, SlotsPlan, answer, look, slots_bytes
+from headrace.inference.slots import LATEST, REPLY, REQUEST, WANTED, Slots, SlotsPlan, slots_bytes
 from headrace.memory.ring import Lease
 from headrace.memory.segment import HeapSegment
-from headrace.memory.spaces import Box, Discrete
+from headrace.memory.spaces import Box, Dict, Discrete, Space
 from support.waiting import wait_until
 
 PLAN = SlotsPlan((3, 2, 2), Box((4,), "float32", (-1.0,), (1.0,)), Discrete(5), 5, 2)
@@ -58,7 +59,9 @@ def reply(here: Slots, shard: int, number: int, action: int, version: int = 7, e
     slot = here.slots[shard]
     slot.action[...] = action
     slot.error[: len(error)] = error
-    if answer(here.words, slot.at, number, version, len(error)):
+    seen = nothing_seen([slot])
+    seen[0, NUMBER] = number
+    if answer(here.words, seen, 0, version, len(error)):
         slot.answers.wake()
 
 
@@ -119,26 +122,63 @@ def test_numbers_are_never_used_twice() -> None:
 
 def test_what_waits_is_found() -> None:
     """Once: a request that was seen is not new. A server that takes another's place finds it all the same."""
-    here, news = slots(), np.zeros((2, 4), np.int64)
-    seen, successors = (np.array([(here.slots[shard].at, 0) for shard in PLAN.shards_of(0)]) for _ in range(2))
-    assert look(here.words, 0, seen, news, 0) == 0
+    here = slots()
+    seen, successors = (nothing_seen([here.slots[shard] for shard in PLAN.shards_of(0)]) for _ in range(2))
+    assert look(here.words, 0, seen, 0) == NOBODY
     one = Asking(here, Lease(0, 2, 0, 1), version=5, row=T - 1)
     number = asked(here, 2)
-    assert look(here.words, 0, seen, news, 0) == 1
-    assert news[0].tolist() == [1, number, 5, 1]
-    assert look(here.words, 0, seen, news, 0) == 0
-    assert look(here.words, 0, successors, news, 0) == 1
+    assert look(here.words, 0, seen, 0) == 1
+    assert seen[1, [NUMBER, ASKED, ENDS]].tolist() == [number, 5, 1]
+    assert look(here.words, 0, seen, 0) == NOBODY
+    assert look(here.words, 0, successors, 0) == 1
     reply(here, 2, number, 0)
     one.thread.join()
-    assert look(here.words, 0, seen, news, 0) == 0
+    assert look(here.words, 0, seen, 1_000_000) == NOBODY
+    assert not seen[0, AT_ONCE]
     beats = here.beat_of(0)
     one = Asking(here, Lease(0, 0, 0, 2), version=6)
-    while not (found := look(here.words, 0, seen, news, 1_000_000)):
+    while (found := look(here.words, 0, seen, 1_000_000)) == NOBODY:
         pass
-    assert (abs(found), news[0].tolist()) == (1, [0, 2 * T, 6, 0])
+    assert (found, seen[0, [NUMBER, ASKED, ENDS]].tolist()) == (0, [2 * T, 6, 0])
     assert here.beat_of(0) > beats
+    other = Asking(here, Lease(0, 2, 0, 3))
+    asked(here, 2)
+    assert look(here.words, 0, successors, 0) == -2
+    assert successors[:, NEW].tolist() == [0, 1]
+    assert successors[0, AT_ONCE]
     reply(here, 0, 2 * T, 0)
+    reply(here, 2, 3 * T, 0)
     one.thread.join()
+    other.thread.join()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "uint8"])
+@pytest.mark.parametrize("action", [Box((2,), "float16", (-1.0,), (1.0,)), Discrete(5)])
+def test_every_array_arrives_whatever_its_dtype(dtype: str, action: Space) -> None:
+    """Two arrays of observations: one travels in the call, the other by itself."""
+    box = Box((4,), dtype, (0.0,), (1.0,))
+    plan = SlotsPlan((3,), Dict((("a", box), ("b", box))), action, 5, 1)
+    here = Slots(plan, HeapSegment(slots_bytes(plan)))
+    slot, rng = here.slots[0], np.random.default_rng(1)
+    obs = {name: rng.integers(0, 9, leaf.shape).astype(dtype) for name, leaf in slot.obs.items()}
+    noise, out = rng.normal(size=(3, 5)).astype(np.float32), np.zeros_like(slot.action)
+    client = Client(here, T, 0, lambda shard: None)
+    client.pause = lambda: reply(here, 0, T, 3)  # another shard's turn: by then the server has answered
+    assert client.acting(Lease(0, 0, 0, 1), 0)(0, obs, noise, out) == 7
+    assert all((slot.obs[name] == leaf).all() for name, leaf in obs.items())
+    assert (slot.noise == noise).all()
+    assert (out == 3).all()
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_arrays_of_another_size_are_refused(which: int) -> None:
+    """They would be written over what lies beside them."""
+    here = slots()
+    arrays = [np.zeros((3, 4), np.float32), np.zeros((3, 5), np.float32), np.zeros(3, np.int64)]
+    arrays[which] = arrays[which][:2]
+    with pytest.raises(ValueError, match="as large as their places"):
+        Client(here, T, 0, lambda shard: None).acting(Lease(0, 0, 0, 1), 0)(0, {"obs": arrays[0]}, *arrays[1:])
+    assert not here.words[here.slots[0].at + REQUEST], "nothing was asked"
 
 
 def test_what_the_policy_raised_is_raised_by_who_asked() -> None:

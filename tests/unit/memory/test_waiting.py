@@ -10,7 +10,7 @@ import numpy as np
 from headrace.clock import now_s
 from headrace.memory.atomics import load_acquire, store_release
 from headrace.memory.segment import SharedSegment
-from headrace.memory.waiting import Futex, Spin, say, spin_until, spin_while
+from headrace.memory.waiting import Futex, Spin, say, spin_until
 
 LONG_S = 60.0
 
@@ -66,16 +66,14 @@ def test_no_wake_is_lost_between_two_processes() -> None:
     assert now_s() - begun < LONG_S / 2
 
 
-def test_spins_see_the_word_change() -> None:
+def test_a_spin_sees_the_word_change() -> None:
     words = np.zeros(2, np.int64)
     assert not spin_until(words, 1, 3, 100)
-    assert not spin_while(words, 1, 0, 100)
     thread = threading.Thread(target=store_release, args=(words, 1, 3))
     thread.start()
     while not spin_until(words, 1, 3, 100_000):
         pass
     thread.join()
-    assert spin_while(words, 1, 0, 0)
 
 
 def test_a_spin_that_never_pays_is_given_up_and_tried_again_now_and_then() -> None:
@@ -109,8 +107,22 @@ def test_a_spin_that_pays_again_is_kept() -> None:
     assert spin.loops == most
 
 
+def test_a_sure_spin_need_not_be_told_that_it_paid() -> None:
+    """At the start, after failures, while it is given up, and when it pays again."""
+    spin, was_sure = Spin(cores=4), []
+    for is_over in [True] * 3 + [False] * 400 + [True] * 1000:
+        was_sure.append(spin.is_sure)
+        before = vars(spin).copy()
+        spin.paid(is_over)
+        assert not (was_sure[-1] and is_over) or vars(spin) == before
+    assert was_sure[0]
+    assert not any(was_sure[4:403])
+    assert spin.is_sure
+
+
 def test_one_core_never_spins() -> None:
     spin = Spin(cores=1)
     for _ in range(200):
         assert spin.loops == 0
+        assert not spin.is_sure
         spin.paid(False)
