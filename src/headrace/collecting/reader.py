@@ -39,6 +39,8 @@ from headrace.weights.store import WeightStore
 
 Array = npt.NDArray[Any]
 Open = Callable[[Topology], tuple[Ring, Place]]  # fresh memory and fresh hosts, not started yet
+_SPENT = ("env", "inference", "copy", "idle", "cpu")  # what slabs say of where a host's time went
+_SPENT_WORDS = [Word.ENV_NS, Word.INFERENCE_NS, Word.COPY_NS, Word.IDLE_NS, Word.CPU_NS]
 
 
 class Reader:
@@ -69,8 +71,9 @@ class Reader:
         self._batches = 0  # lent and given back
         self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
         self._failure: HeadraceError | None = None  # of what ran ahead
-        self._spent_ns = np.zeros(4)  # by the hosts, since the last batch: environments, inference, copying, idle
-        self._wait_s = 0.0
+        self._spent_ns = np.zeros((topology.workers, len(_SPENT)))  # by each host, since the last batch
+        self._step_ns = np.zeros(topology.shards[-1].stop)  # of each environment, lately; 0: not known
+        self._wait_s = self._hand_over_s = 0.0
         self.notices = Notices(journal, lambda text: self.say(text))
         self._is_launched = self.is_interruptible = False
         self.before_wait: Callable[[], None] = lambda: None
@@ -84,16 +87,19 @@ class Reader:
             raise failure
         if self._lent:
             raise HeadraceError("collect: the last batch was not given back")
+        self._launch()
+        began, waited_s = now_s(), self._wait_s
         self._gather()
         taken, self._in_hand, self._looked = self._in_hand, [], 0
         self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
         self._ended = in_order([self._enter(one) for one in self._lent])  # not if it was broken off
         self._age_s = (now_ns() - min(one.slab.word(Word.STARTED_NS) for one in self._lent)) / 1e9
-        return assemble([one.slab for one in self._lent])
+        batch = assemble([one.slab for one in self._lent])
+        self._hand_over_s += now_s() - began - (self._wait_s - waited_s)
+        return batch
 
     def _gather(self) -> None:
         """Take slabs in hand until there are enough for a batch; broken off, it goes on where it was."""
-        self._launch()
         self._take()
         self._hand_out()
         while len(self._in_hand) < self._topology.pace.per_update:
@@ -135,10 +141,12 @@ class Reader:
 
     def run_ahead(self) -> None:
         """Hand out what the pace allows now; the batch that was learned from is whole, whatever happens here."""
+        began = now_s()
         try:
             self._hand_out()
         except HeadraceError as error:
             self._failure = error.with_traceback(None)  # which would hold on to the batch
+        self._hand_over_s += now_s() - began
 
     def totals(self) -> Totals:
         """What it has given so far."""
@@ -155,6 +163,7 @@ class Reader:
             logging.getLogger(__name__).warning("%s", error)
         self._failure, self._is_launched, self._topology = None, False, topology
         self.ring, self.place = self._open(topology)
+        self._spent_ns = np.zeros((topology.workers, len(_SPENT)))
         self.ring.state.resume(self.ledger.sequences, self._batches)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -247,7 +256,9 @@ class Reader:
         if self.is_recording:
             worker = self.place.worker_of(one.lease.shard)
             self._entries.append(entry_of(self.journal, envs, worker, one.slab, entered.checksums))
-        self._spent_ns += one.slab.header[Word.ENV_NS : Word.IDLE_NS + 1]
+        self._spent_ns[self.place.worker_of(one.lease.shard)] += one.slab.header[_SPENT_WORDS]
+        if one.slab.step_ns[0]:
+            self._step_ns[envs.start : envs.stop] = one.slab.step_ns
         return entered
 
     def _reject(self, one: Taken) -> None:
@@ -261,7 +272,8 @@ class Reader:
     def _record(self) -> dict[str, float]:
         """What is logged of a batch's collection."""
         slabs, version = [one.slab for one in self._lent], self._store.version
-        spent_s = dict(zip(("env", "inference", "copy", "idle"), (self._spent_ns / 1e9).tolist(), strict=True))
+        by_worker = self._spent_ns / 1e9
+        spent_s = dict(zip(_SPENT, by_worker.sum(0).tolist(), strict=True))
         is_inline = self._topology.topology == "inline"
         own = float(is_inline)  # the reader's own time
         sizes = [slab.schema.n_envs for slab in slabs]
@@ -270,6 +282,7 @@ class Reader:
         record = {
             **{f"headrace/time/{name}": own * spent_s[name] for name in ("env", "inference", "copy")},
             "headrace/time/wait": 0.0 if is_inline else self._wait_s,
+            "headrace/time/hand_over": self._hand_over_s,
             "headrace/lag": float(version - min(slab.version.min() for slab in slabs)),
             "headrace/lag_mean": float(version - np.average([slab.version.mean() for slab in slabs], weights=sizes)),
             "headrace/rollout_age_s": self._age_s,
@@ -278,17 +291,40 @@ class Reader:
             "headrace/recycled": float(self.place.replaced.recycled),
             "headrace/env_failures": float(self.place.replaced.env_failures),
             "headrace/server_restarts": float(self.place.replaced.servers),
-            **{f"headrace/actors/{name}_s": spent_s[name] for name in ("env", "inference", "copy", "idle")},
+            **{f"headrace/actors/{name}_s": seconds for name, seconds in spent_s.items()},
+            **({} if is_inline else _of_workers(by_worker)),
+            **self.place.served(),
+            **self._slowest_env(),
             "headrace/least_share": float(shares.min() / max(shares.mean(), 1e-9)),
             "headrace/episodes": float(self.journal.finished),
         }
-        self._spent_ns[:], self._wait_s = 0.0, 0.0
+        self._spent_ns[:], self._wait_s, self._hand_over_s = 0.0, 0.0, 0.0
         record |= {f"headrace/ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
         record |= self.notices.counted()
         return record | ({"rollout/ep_rew_mean": means[0], "rollout/ep_len_mean": means[1]} if means else {})
+
+    def _slowest_env(self) -> dict[str, float]:
+        """Which environment takes the longest step, beside what is usual; nothing if they can't be told apart."""
+        if len(self._step_ns) < 2 or not self._step_ns.all():
+            return {}
+        slowest = int(self._step_ns.argmax())
+        return {
+            "headrace/envs/slowest": float(slowest),
+            "headrace/envs/slowest_s": float(self._step_ns[slowest]) / 1e9,
+            "headrace/envs/median_s": float(np.median(self._step_ns)) / 1e9,
+        }
 
     def _forget_slabs(self) -> None:
         """Slabs that nothing will be learned from: views of memory that is about to go."""
         for queue in self._waiting:
             queue.clear()
         self._in_hand, self._lent, self._ended, self._looked, self._uses = [], [], [], 0, []
+
+
+def _of_workers(by_worker: Array) -> dict[str, float]:
+    """Each worker's seconds: who is slower than the others, and at what."""
+    return {
+        f"headrace/worker_{worker}/{name}_s": seconds
+        for worker, spent in enumerate(by_worker.tolist())
+        for name, seconds in zip(_SPENT, spent, strict=True)
+    }

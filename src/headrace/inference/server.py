@@ -19,14 +19,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.clock import now_s
+from headrace.clock import now_ns, now_s
 from headrace.inference.batching import Batching, BatchLimits
 from headrace.inference.device_names import Device
 from headrace.inference.devices import inference_on
 from headrace.inference.slots import (
+    BATCHES,
     BELL,
     LATEST,
+    ROWS,
     SERVER_SLEEPS,
+    TIMED,
+    TIMED_NS,
     Slots,
     SlotsPlan,
     answer,
@@ -48,6 +52,7 @@ from headrace.weights.store import Replica, WeightStore
 
 Array = npt.NDArray[Any]
 READY, WORKED, FAILED = b"R", b"W", b"F"
+_TIMED_EVERY = 8  # batches: reading the clock for each of them would be felt
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ class Server:
         self._numbers, self._wanted = [0] * len(rows), [0] * len(rows)  # of the requests that were seen last
         self._at = self._slots[0].bell
         self._bell, self._spin = Futex(self._words, self._at + BELL), Spin()
+        self._batches = self._batch_rows = 0  # since they were last written down
 
     def look(self) -> bool:
         """Take note of who asks, now or within a spin, and answer a batch if one is due; whether one was."""
@@ -149,6 +155,9 @@ class Server:
 
     def _serve(self, batch: Sequence[int]) -> None:
         version = self._version(self._wanted[batch[0]])
+        self._batches += 1
+        self._batch_rows += sum([self._rows[i] for i in batch]) if len(batch) > 1 else self._rows[batch[0]]
+        began = now_ns() if self._batches >= _TIMED_EVERY else 0
         try:
             self._act(batch)
         except Exception as error:
@@ -157,10 +166,22 @@ class Server:
             if len(batch) == 1:
                 self._fail(batch[0], error)
             return
+        took = now_ns() - began
         now = now_s()
         for i in batch:
             self._batching.answered(i, now)
             self._answer(i, version)
+        if began:
+            self._write_down(took)
+
+    def _write_down(self, took_ns: int) -> None:
+        """What it did lately, for whoever logs it; after the answers, which are waited for."""
+        words, at = self._words, self._at
+        words[at + BATCHES] += self._batches
+        words[at + ROWS] += self._batch_rows
+        words[at + TIMED] += 1
+        words[at + TIMED_NS] += took_ns
+        self._batches = self._batch_rows = 0
 
     def _act(self, batch: Sequence[int]) -> None:
         """Gather, act, hand out."""

@@ -55,6 +55,7 @@ class Word(IntEnum):
     MENDED_EPISODE = 3 * _WORDS_PER_LINE + 4
     MENDED_STEP = 3 * _WORDS_PER_LINE + 5
     OUTSIDE = 3 * _WORDS_PER_LINE + 6  # whether an observation lies outside of its space
+    CPU_NS = 3 * _WORDS_PER_LINE + 7  # of the actor's thread, while it filled the slab
 
 
 HEADER_BYTES = 4 * ALIGNMENT
@@ -104,7 +105,7 @@ class Slab:
         self.action, self.reward = arrays["action"], arrays["reward"]
         self.terminated, self.truncated, self.valid = arrays["terminated"], arrays["truncated"], arrays["valid"]
         self.episode, self.step, self.version = arrays["episode"], arrays["step"], arrays["version"]
-        self.noise_counter = arrays["noise_counter"]
+        self.noise_counter, self.step_ns = arrays["noise_counter"], arrays["step_ns"]
         self._kept: Leaves = {STATE: arrays[f"last_{STATE}"]} if STATE in arrays else {}
         obs = [{name: leaf[t] for name, leaf in self.obs.items()} for t in range(schema.n_steps)] + [self.last_obs]
         self.stacks = Stacks(schema, arrays) if schema.stacked else None
