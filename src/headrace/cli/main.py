@@ -33,9 +33,10 @@ COMMANDS = {
     "export": "write a trained policy as an ONNX file",
     "plan": "how many actors feed a learner, what binds, what it costs",
     "sweep": "steps per second against the number of environments, and where it stops growing",
+    "doctor": "what holds a run up, and what would help",
     "report": "draw the report of a run once more, from its files",
 }
-_NOT_BUILT = ("record", "doctor", "bench", "watch")
+_NOT_BUILT = ("record", "bench", "watch")
 
 _HELP = """usage: headrace COMMAND [options]
 

@@ -345,3 +345,9 @@ def _spec(options: TrainOptions) -> EnvSpec:
     chosen = preset(options.preset)
     kwargs = chosen.env_kwargs | env_kwargs(options.env_kwargs)
     return EnvSpec(options.env, kwargs, options.wrappers or chosen.wrappers, options.action_repeat)
+
+
+def changed(config: RunConfig, session: SessionConfig, argv: list[str]) -> tuple[RunConfig, SessionConfig]:
+    """A run's configuration with some options, as a user would type them."""
+    options = _parse(translate(argv), _options(config, session))
+    return _run_config(options), options.session

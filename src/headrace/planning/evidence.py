@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -204,7 +205,7 @@ def _per_update(records: Sequence[Record], tag: str) -> float:
     """How much a count grows with an update; a record may stand for several of them."""
     pairs = [(one["time/iterations"], one[tag]) for one in records if {"time/iterations", tag} <= one.keys()]
     pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
-    grown = [(b - a) / (j - i) for (i, a), (j, b) in zip(pairs, pairs[1:], strict=False) if j > i and b >= a]
+    grown = [(b - a) / (j - i) for (i, a), (j, b) in pairwise(pairs) if j > i and b >= a]
     return _mean_of(grown[-_MOST_RECORDS:])
 
 

@@ -104,7 +104,9 @@ def _sentence(
             f"of an update."
         )
     text = " and ".join(f"{_named(one.name, evidence)} ({one.share:.0%})" for one in causes)
-    starved = f"; the learner waits {evidence.learner['wait'] / evidence.update_s:.0%} of the time" if is_starved else ""
+    starved = (
+        f"; the learner waits {evidence.learner['wait'] / evidence.update_s:.0%} of the time" if is_starved else ""
+    )
     return f"{text[0].upper()}{text[1:]} of the time of an update{starved}."
 
 
@@ -124,7 +126,11 @@ def _evidence(name: str, e: Evidence, cycle: Cycle) -> str:
         where = f", policy on {e.options.get('inference_device', 'cpu')}"
         return f"the policy acts for {_time(parts['inference'])} {per}{where}, inference={e.inference}"
     if name == LEARNER:
-        each = f": {e.gradient_steps:,.0f} gradient steps of {_time(of['sgd'] / e.gradient_steps)}" if e.gradient_steps else ""
+        each = (
+            f": {e.gradient_steps:,.0f} gradient steps of {_time(of['sgd'] / e.gradient_steps)}"
+            if e.gradient_steps
+            else ""
+        )
         return f"learning takes {_time(sum(of[part] for part in _PARTS[LEARNER]))} {per}{each}"
     if name == COMMUNICATION:
         said = {"copy": "copying", "hand_over": "taking rollouts over", "asking": "asking the inference server",
@@ -139,12 +145,14 @@ def _evidence(name: str, e: Evidence, cycle: Cycle) -> str:
         (least, first), (most, last) = busy[0], busy[-1]
         return f"worker {last} is busy for {_time(most)} {per}, worker {first} for {_time(least)}: every update waits"
     if name == SLOW_ENV:
-        return f"a step of env {_listed(e.slow_envs)} takes {_time(e.slow_env_s)}, one of the others {_time(e.usual_env_s)}"
+        slow = f"a step of env {_listed(e.slow_envs)} takes {_time(e.slow_env_s)}"
+        return f"{slow}, one of the others {_time(e.usual_env_s)}"
     if name == STRAGGLERS:
         busy_s = max(one.busy for one in e.workers)
         return f"the slowest worker of an update needs {_time(e.busiest_s)}, each of them {_time(busy_s)} on average"
     words = {CHECKPOINTS: "checkpoints take", EVALUATIONS: "evaluations take", CALLBACK: "callbacks take"}
-    return f"{words.get(name, 'outside of all measured phases:')} {_time(sum(parts.get(p, 0.0) for p in _PARTS[name]))} {per}"
+    own_s = sum(parts.get(part, 0.0) for part in _PARTS[name])
+    return f"{words.get(name, 'outside of all measured phases:')} {_time(own_s)} {per}"
 
 
 def _notes(e: Evidence, cycle: Cycle) -> list[str]:
@@ -152,8 +160,8 @@ def _notes(e: Evidence, cycle: Cycle) -> list[str]:
     notes = []
     if e.free_cores < _BUSY * e.cores:
         notes.append(
-            f"Other programs left {e.free_cores:.1f} of {e.cores} cores to this run: all times are longer than on a quiet "
-            f"machine."
+            f"Other programs left {e.free_cores:.1f} of {e.cores} cores to this run: all times are longer than on a "
+            f"quiet machine."
         )
     if cycle.hidden_s > 0.05 * cycle.update_s:
         notes.append(f"{_time(cycle.hidden_s)} of logging, checkpoints and evaluations an update cost nothing: workers "
