@@ -350,4 +350,5 @@ def _spec(options: TrainOptions) -> EnvSpec:
 def changed(config: RunConfig, session: SessionConfig, argv: list[str]) -> tuple[RunConfig, SessionConfig]:
     """A run's configuration with some options, as a user would type them."""
     options = _parse(translate(argv), _options(config, session))
-    return _run_config(options), options.session
+    spec = replace(config.env, action_repeat=options.action_repeat)  # which may be what can't be typed
+    return replace(_run_config(options), env=spec, extractors=config.extractors), options.session

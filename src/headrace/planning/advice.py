@@ -50,9 +50,9 @@ def advise(evidence: Evidence, learning: Mapping[tuple[str, int], float] | None 
 
     `learning`: what learning would take with (option, value), as a multiple of what it takes now.
     """
-    if not evidence.is_enough:
-        return []
     now = cycle_of(evidence)
+    if not evidence.is_enough or not now.sps:
+        return []
     found = [
         Advice(what, cycle.sps / now.sps, evidence.sps * cycle.sps / now.sps, tuple(options), changes)
         for what, options, cycle, changes in _changes(evidence, now, learning or {})
@@ -105,8 +105,8 @@ def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
     ahead = ("--max-lag", "1")
     if have:
         yield "collect while the learner learns", ahead, replace(now, kind=AHEAD), True
-        if have > 1:
-            first = replace(now, kind=AHEAD, collect=_first_come(e, now))
+        if now.collect["stragglers"] > 0:
+            first = replace(now.scaled(stragglers=0.0), kind=AHEAD)
             text = "learn from the rollouts that come first, not from one of every worker"
             yield text, (*ahead, "--batch", "first_come"), first, True
     else:
@@ -127,8 +127,7 @@ def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
 
 def _of_inference(e: Evidence, now: Cycle) -> Iterator[_Change]:
     """Where the policy acts."""
-    have, n_envs = len(e.workers), int(e.number("n_envs", 1))
-    is_device = e.options.get("inference_device", "cpu") != "cpu"
+    have, n_envs, is_device = len(e.workers), int(e.number("n_envs", 1)), _is_on_device(e)
     rows = e.steps / max(1, n_envs)
     if e.place == "processes" and e.inference == "local" and is_device and have > 1:
         collect = {**now.collect, "inference": now.collect["inference"] / have, "asking": rows * _ROUND_TRIP_S}
@@ -183,13 +182,17 @@ def _spread(e: Evidence, now: Cycle, count: int) -> Cycle:
     have = max(1, len(e.workers))
     shared = {name: now.collect.get(name, 0.0) for name in ("env", "inference", "copy")}
     call_s = min(shared["inference"], e.steps / max(1.0, e.number("n_envs", 1)) * _CALL_S)
+    if _is_on_device(e):  # which all of them share: it does not become faster
+        call_s = shared["inference"]
     busy_s = have * (sum(shared.values()) - call_s)
     cpu_s = busy_s * _cpu_share(e, now)
     beside = max(1.0, min(count, now.cores))
-    even_s = max(busy_s / count, cpu_s / beside) + call_s
+    queued = count / have if _is_on_device(e) and e.inference == "local" else 1.0
+    even_s = max(busy_s / count, cpu_s / beside) + call_s * queued
     factor = even_s / sum(shared.values()) if sum(shared.values()) else 1.0
     collect = {**now.collect, **{name: factor * own for name, own in shared.items()}}
     collect["latency"] = now.collect.get("latency", 0.0) if e.workers else _HAND_OVER_S * count
+    collect["imbalance"] = now.collect.get("imbalance", 0.0) * have / count  # slow environments, among more workers
     kind = IN_STEP if now.kind == INLINE else now.kind
     new = replace(now, kind=kind, collect=collect)
     if now.kind != INLINE:
@@ -209,28 +212,23 @@ def _cpu_share(e: Evidence, now: Cycle) -> float:
     return min(1.0, e.actors_cpu_s / busy_s / usual) if busy_s and e.actors_cpu_s else 1.0
 
 
-def _first_come(e: Evidence, now: Cycle) -> dict[str, float]:
-    """Every worker at its own pace: as many rollouts as there are workers, whoever fills them."""
-    rate = sum(1.0 / one.busy for one in e.workers if one.busy)
-    mean_s = len(e.workers) / rate if rate else 0.0
-    factor = mean_s / now.collect_s if now.collect_s else 1.0
-    return {name: factor * own for name, own in now.collect.items()}
-
-
 def _wider(e: Evidence, now: Cycle, times: int) -> Cycle:
     """More environments: all work grows but what is paid per call, per update and per rollout."""
     rows = e.steps / max(1.0, e.number("n_envs", 1))
-    is_device = e.options.get("inference_device", "cpu") != "cpu"
     acting_s = now.collect["inference"]
-    call_s = 0.9 * acting_s if is_device else min(acting_s, rows * _CALL_S)
-    wider = {name: own * times for name, own in now.collect.items() if name not in ("asking", "latency")}
-    wider |= {name: own for name, own in now.collect.items() if name in ("asking", "latency")}
+    call_s = 0.9 * acting_s if _is_on_device(e) else min(acting_s, rows * _CALL_S)
+    fixed = ("asking", "latency", "slow_env")  # those that are slow are exceptions, more of the others come
+    wider = {name: own * (1 if name in fixed else times) for name, own in now.collect.items()}
     wider["inference"] = call_s + times * (acting_s - call_s)
     learn = {name: own * (1 if name in ("hand_over", "other") else times) for name, own in now.learn.items()}
     learn["hand_over"] = now.learn["hand_over"] * times  # mostly copies
     by_steps = ("checkpoint", "evaluation", "episodes")  # due every so many steps
     beside = {name: own * (times if name in by_steps else 1) for name, own in now.beside.items()}
     return replace(now, steps=times * now.steps, collect=wider, learn=learn, beside=beside, cpu_s=times * now.cpu_s)
+
+
+def _is_on_device(e: Evidence) -> bool:
+    return e.options.get("inference_device", "cpu") != "cpu"
 
 
 def _faster(now: Cycle) -> Cycle:
