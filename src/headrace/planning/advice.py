@@ -104,7 +104,9 @@ def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
         return
     ahead = ("--max-lag", "1")
     if have:
-        yield "collect while the learner learns", ahead, replace(now, kind=AHEAD), True
+        # Who asks a server and who learns want a core at the same time: what asking takes counts as CPU time.
+        cpu_s = now.cpu_s + have * now.collect["asking"]
+        yield "collect while the learner learns", ahead, replace(now, kind=AHEAD, cpu_s=cpu_s), True
         if now.collect["stragglers"] > 0:
             first = replace(now.scaled(stragglers=0.0), kind=AHEAD)
             text = "learn from the rollouts that come first, not from one of every worker"
@@ -228,7 +230,7 @@ def _wider(e: Evidence, now: Cycle, times: int) -> Cycle:
 
 
 def _is_on_device(e: Evidence) -> bool:
-    return e.options.get("inference_device", "cpu") != "cpu"
+    return str(e.options.get("inference_device", "cpu")) != "cpu"
 
 
 def _faster(now: Cycle) -> Cycle:

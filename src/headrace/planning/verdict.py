@@ -103,11 +103,13 @@ def _sentence(
             f"No single cause: the largest are {first} ({shares[first]:.0%}) and {second} ({shares[second]:.0%}) "
             f"of an update."
         )
-    text = " and ".join(f"{_named(one.name, evidence)} ({one.share:.0%})" for one in causes)
+    first, *others = causes
+    text = f"{_named(first.name, evidence)} ({first.share:.0%} of an update's time)"
+    text += "".join(f" and {_named(one.name, evidence)} ({one.share:.0%})" for one in others)
     starved = (
         f"; the learner waits {evidence.learner['wait'] / evidence.update_s:.0%} of the time" if is_starved else ""
     )
-    return f"{text[0].upper()}{text[1:]} of the time of an update{starved}."
+    return f"{text[0].upper()}{text[1:]}{starved}."
 
 
 def _named(name: str, e: Evidence) -> str:

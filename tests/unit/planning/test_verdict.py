@@ -26,7 +26,8 @@ def run(workers: tuple[WorkerTimes, ...] = (), max_lag: int = 0, **seconds: floa
         collected_s=learner["wait"] + beside if learner["wait"] else max(busy, default=0.0),
         actors_cpu_s=actors_cpu_s, learner_cpu_s=sum(learner.values()) - learner["wait"], updates=20, seconds=10.0,
         free_cores=4.0, cores=4, place="processes" if workers else "inline", shards=max(1, len(workers)),
-        max_lag=max_lag, gradient_steps=10, options={"n_envs": 8, "n_epochs": 10, "log_interval": 1, "checkpoint_every": 1000},
+        max_lag=max_lag, gradient_steps=10,
+        options={"n_envs": 8, "n_epochs": 10, "log_interval": 1, "checkpoint_every": 1000},
     )  # fmt: skip
 
 
@@ -69,7 +70,7 @@ class TestVerdict:
     def test_two_causes_at_once_are_both_named_the_larger_one_first(self) -> None:
         verdict = judge(run(env=0.3, sgd=0.6, log=0.1))
         assert verdict.names == (causes.LEARNER, causes.ENV)
-        assert verdict.sentence.startswith("Learner-bound (60%) and env-bound (30%)")
+        assert verdict.sentence.startswith("Learner-bound (60% of an update's time) and env-bound (30%)")
 
     def test_no_single_cause(self) -> None:
         verdict = judge(run(env=0.2, sgd=0.2, log=0.2, checkpoint=0.2, inference=0.2))
