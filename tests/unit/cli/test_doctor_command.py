@@ -132,7 +132,7 @@ def test_what_a_file_names_is_not_imported_unasked(trained: Path, tmp_path: Path
     (tmp_path / "owned.py").write_text("raise SystemExit('imported')")
     command = [sys.executable, "-m", "headrace", "doctor", "run", "--apply"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 2, done.stderr
     assert "owned:Env" in done.stderr
     assert "--trust" in done.stderr
     assert "imported" not in done.stderr
