@@ -101,9 +101,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of small updates, most of whose time is learning."""
     folder = tmp_path_factory.mktemp("doctor") / "run"
     with hr.PPO(
-        "MlpPolicy", "CartPole-v1", n_envs=2, n_steps=32, batch_size=4, n_epochs=6, seed=1, topology="inline"
+        "MlpPolicy", "CartPole-v1", n_envs=2, n_steps=32, batch_size=2, n_epochs=10, seed=1, topology="inline"
     ) as model:
-        model.learn(64 * 12, run_dir=folder, check_episodes=0)
+        model.learn(64 * 50, run_dir=folder, check_episodes=0)
     return folder
 
 
@@ -112,7 +112,8 @@ def test_a_real_run_and_its_advice_tried(trained: Path, tmp_path: Path, capsys: 
     short = ["--seconds", "0.05", "--rounds", "1"]
     assert main(["doctor", str(trained), "--apply", "--trust", *short, "--json", str(answer)]) == 0
     said, found = capsys.readouterr().out, json.loads(answer.read_text())
-    assert "Learner-bound" in said
+    assert found["verdict"]["sentence"] in said
+    assert found["verdict"]["shares"]["learner-bound"] > 0.2
     assert any("--batch-size" in one["options"] for one in found["advice"]), "minibatches were measured"
     best = next(one for one in found["advice"] if one["is_applicable"])
     assert found["applied"]["options"] == best["options"]
@@ -129,10 +130,10 @@ def test_what_a_file_names_is_not_imported_unasked(trained: Path, tmp_path: Path
     config = json.loads((trained / "config.json").read_text())
     config["env"]["env"] = "owned:Env"
     (run / "config.json").write_text(json.dumps(config))
-    (tmp_path / "owned.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "owned.py").write_text("raise SystemExit('hello from owned')")
     command = [sys.executable, "-m", "headrace", "doctor", "run", "--apply"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr
     assert "owned:Env" in done.stderr
     assert "--trust" in done.stderr
-    assert "imported" not in done.stderr
+    assert "hello from owned" not in done.stderr
