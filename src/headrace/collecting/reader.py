@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.clock import now_ns, now_s
+from headrace.collecting.accounts import Accounts
 from headrace.collecting.host import Order
 from headrace.collecting.notices import Notices
 from headrace.collecting.place import Place, Say
@@ -39,8 +40,6 @@ from headrace.weights.store import WeightStore
 
 Array = npt.NDArray[Any]
 Open = Callable[[Topology], tuple[Ring, Place]]  # fresh memory and fresh hosts, not started yet
-_SPENT = ("env", "inference", "copy", "idle", "cpu")  # what slabs say of where a host's time went
-_SPENT_WORDS = [Word.ENV_NS, Word.INFERENCE_NS, Word.COPY_NS, Word.IDLE_NS, Word.CPU_NS]
 
 
 class Reader:
@@ -71,8 +70,7 @@ class Reader:
         self._batches = 0  # lent and given back
         self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
         self._failure: HeadraceError | None = None  # of what ran ahead
-        self._spent_ns = np.zeros((topology.workers, len(_SPENT)))  # by each host, since the last batch
-        self._step_ns = np.zeros(topology.shards[-1].stop)  # of each environment, lately; 0: not known
+        self._accounts = Accounts(topology.workers, topology.shards[-1].stop)
         self._wait_s = self._hand_over_s = 0.0
         self.notices = Notices(journal, lambda text: self.say(text))
         self._is_launched = self.is_interruptible = False
@@ -163,7 +161,7 @@ class Reader:
             logging.getLogger(__name__).warning("%s", error)
         self._failure, self._is_launched, self._topology = None, False, topology
         self.ring, self.place = self._open(topology)
-        self._spent_ns = np.zeros((topology.workers, len(_SPENT)))
+        self._accounts = Accounts(topology.workers, topology.shards[-1].stop)
         self.ring.state.resume(self.ledger.sequences, self._batches)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -256,9 +254,7 @@ class Reader:
         if self.is_recording:
             worker = self.place.worker_of(one.lease.shard)
             self._entries.append(entry_of(self.journal, envs, worker, one.slab, entered.checksums))
-        self._spent_ns[self.place.worker_of(one.lease.shard)] += one.slab.header[_SPENT_WORDS]
-        if one.slab.step_ns[0]:
-            self._step_ns[envs.start : envs.stop] = one.slab.step_ns
+        self._accounts.enter(self.place.worker_of(one.lease.shard), envs, one.slab)
         return entered
 
     def _reject(self, one: Taken) -> None:
@@ -272,15 +268,11 @@ class Reader:
     def _record(self) -> dict[str, float]:
         """What is logged of a batch's collection."""
         slabs, version = [one.slab for one in self._lent], self._store.version
-        by_worker = self._spent_ns / 1e9
-        spent_s = dict(zip(_SPENT, by_worker.sum(0).tolist(), strict=True))
         is_inline = self._topology.topology == "inline"
-        own = float(is_inline)  # the reader's own time
         sizes = [slab.schema.n_envs for slab in slabs]
         shares = self._consumed / [len(shard) for shard in self._topology.shards]
         means = self.journal.means()
         record = {
-            **{f"headrace/time/{name}": own * spent_s[name] for name in ("env", "inference", "copy")},
             "headrace/time/wait": 0.0 if is_inline else self._wait_s,
             "headrace/time/hand_over": self._hand_over_s,
             "headrace/lag": float(version - min(slab.version.min() for slab in slabs)),
@@ -291,40 +283,18 @@ class Reader:
             "headrace/recycled": float(self.place.replaced.recycled),
             "headrace/env_failures": float(self.place.replaced.env_failures),
             "headrace/server_restarts": float(self.place.replaced.servers),
-            **{f"headrace/actors/{name}_s": seconds for name, seconds in spent_s.items()},
-            **({} if is_inline else _of_workers(by_worker)),
+            **self._accounts.record(is_inline),
             **self.place.served(),
-            **self._slowest_env(),
             "headrace/least_share": float(shares.min() / max(shares.mean(), 1e-9)),
             "headrace/episodes": float(self.journal.finished),
         }
-        self._spent_ns[:], self._wait_s, self._hand_over_s = 0.0, 0.0, 0.0
+        self._wait_s = self._hand_over_s = 0.0
         record |= {f"headrace/ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
         record |= self.notices.counted()
         return record | ({"rollout/ep_rew_mean": means[0], "rollout/ep_len_mean": means[1]} if means else {})
-
-    def _slowest_env(self) -> dict[str, float]:
-        """Which environment takes the longest step, beside what is usual; nothing if they can't be told apart."""
-        if len(self._step_ns) < 2 or not self._step_ns.all():
-            return {}
-        slowest = int(self._step_ns.argmax())
-        return {
-            "headrace/envs/slowest": float(slowest),
-            "headrace/envs/slowest_s": float(self._step_ns[slowest]) / 1e9,
-            "headrace/envs/median_s": float(np.median(self._step_ns)) / 1e9,
-        }
 
     def _forget_slabs(self) -> None:
         """Slabs that nothing will be learned from: views of memory that is about to go."""
         for queue in self._waiting:
             queue.clear()
         self._in_hand, self._lent, self._ended, self._looked, self._uses = [], [], [], 0, []
-
-
-def _of_workers(by_worker: Array) -> dict[str, float]:
-    """Each worker's seconds: who is slower than the others, and at what."""
-    return {
-        f"headrace/worker_{worker}/{name}_s": seconds
-        for worker, spent in enumerate(by_worker.tolist())
-        for name, seconds in zip(_SPENT, spent, strict=True)
-    }

@@ -1,6 +1,6 @@
 """How long a step of each environment takes, from every 31st row: enough to find one slow environment among many.
 
-    steps --timed--> the same steps, each with its time      a sampled row: spent_ns[b] += ...      take(): means, reset
+    steps --timed--> the same steps, each with its time      a timed row: spent_ns[b] += ...      take(): means, reset
 
 A prime number of rows, so that it is never the same row of every rollout. Resets are not in it.
 Does not know what is done with the numbers.
@@ -21,30 +21,25 @@ Step = Callable[[Any], Any]
 
 
 class StepTimes:
-    """Of B environments."""
+    """Of B environments; of none, if they can't be told apart."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step] = ()) -> None:
         self._spent_ns = [0] * len(steps)
-        self._seen = self._sampled = 0  # rows
-        self._plain = list(steps)
+        self._rows = 0  # that were timed
         self._timed = [self._wrapped(position, step) for position, step in enumerate(steps)]
 
-    def next_row(self) -> list[Step]:
-        """The steps of a row: plain ones, or those that are timed."""
-        self._seen += 1
-        if self._seen % EVERY_ROWS:
-            return self._plain
-        self._sampled += 1
+    def timed_row(self) -> list[Step]:
+        """The steps of a row that is timed."""
+        self._rows += 1
         return self._timed
 
     def take(self, out: npt.NDArray[Any]) -> None:
-        """Mean nanoseconds of a step since the last call, of each environment; 0: no row was sampled."""
-        sampled, self._sampled = self._sampled, 0
-        if not sampled:
-            out[...] = 0
+        """Mean nanoseconds of a step since the last call, of each environment; 0: no row was timed."""
+        if not self._rows:
+            out.fill(0)
             return
-        out[...] = [spent // sampled for spent in self._spent_ns]
-        self._spent_ns[:] = [0] * len(self._spent_ns)
+        out[...] = [spent // self._rows for spent in self._spent_ns]
+        self._spent_ns[:], self._rows = [0] * len(self._spent_ns), 0
 
     def _wrapped(self, position: int, step: Step) -> Step:
         spent_ns = self._spent_ns

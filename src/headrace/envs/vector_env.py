@@ -70,8 +70,7 @@ class VectorEnv(Protocol):
     observation_space: ObservationSpace
     action_space: Space
     skips_rows: bool
-    times: StepTimes | None
-    """How long each environment takes, if that can be seen from outside."""
+    times: StepTimes
 
     def begin(self, first: Leaves) -> None:
         """Start every environment's first episode and write the observations."""

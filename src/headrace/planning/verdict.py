@@ -103,8 +103,8 @@ def _sentence(
             f"No single cause: the largest are {first} ({shares[first]:.0%}) and {second} ({shares[second]:.0%}) "
             f"of an update."
         )
-    first, *others = causes
-    text = f"{_named(first.name, evidence)} ({first.share:.0%} of an update's time)"
+    top, *others = causes
+    text = f"{_named(top.name, evidence)} ({top.share:.0%} of an update's time)"
     text += "".join(f" and {_named(one.name, evidence)} ({one.share:.0%})" for one in others)
     starved = (
         f"; the learner waits {evidence.learner['wait'] / evidence.update_s:.0%} of the time" if is_starved else ""

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from headrace.envs import step_times
-from headrace.envs.step_times import EVERY_ROWS, StepTimes
+from headrace.envs.step_times import StepTimes
 
 
-def test_every_31st_row_is_timed_and_steps_return_what_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timed_row_returns_what_it_did_and_leaves_means(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0]
     monkeypatch.setattr(step_times, "now_ns", lambda: clock[0])
 
@@ -21,12 +21,10 @@ def test_every_31st_row_is_timed_and_steps_return_what_they_did(monkeypatch: pyt
         return step
 
     times, out = StepTimes([taking(5), taking(70)]), np.full(2, -1)
-    for _ in range(EVERY_ROWS - 1):
-        assert [step(1) for step in times.next_row()] == [6, 71]
     times.take(out)
-    assert out.tolist() == [0, 0], "no row was sampled yet"
-    for _ in range(2 * EVERY_ROWS):
-        assert [step(1) for step in times.next_row()] == [6, 71]
+    assert out.tolist() == [0, 0], "no row was timed yet"
+    for _ in range(3):
+        assert [step(1) for step in times.timed_row()] == [6, 71]
     times.take(out)
     assert out.tolist() == [5, 70]
     times.take(out)

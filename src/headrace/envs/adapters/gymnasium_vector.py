@@ -60,7 +60,7 @@ class GymnasiumVector:
             raise
         self.num_envs, self._is_seeded = envs.num_envs, is_seeded
         self.skips_rows = mode is AutoresetMode.NEXT_STEP
-        self.times: StepTimes | None = None  # they step together
+        self.times = StepTimes()  # they step together
         self._mode = mode
         self._envs: Any = envs  # Gymnasium's annotations know one int as seed; its code takes a list, and None in it
         self._indices = list(env_indices)
