@@ -107,14 +107,14 @@ def tried(
     for number in range(rounds):
         for name, (one, how, expected) in runs.items() if number % 2 == 0 else reversed(runs.items()):
             progress(f"round {number + 1} of {rounds}: {name} ...")
-            reached[name].append(_short_run(one, how, expected, seconds))
+            reached[name].append(short_run(one, how, expected, seconds).sps)
     progress("")
     before, after = (median(speeds) for speeds in reached.values())
     return before, after
 
 
-def _short_run(config: RunConfig, session: SessionConfig, expected_sps: float, seconds: float) -> float:
-    """Steps per second of a run of some seconds, without its first update."""
+def short_run(config: RunConfig, session: SessionConfig, expected_sps: float, seconds: float) -> Evidence:
+    """What the files of a run of some seconds say."""
     from headrace.api.model import Model
     from headrace.clock import now_s
     from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
@@ -135,6 +135,6 @@ def _short_run(config: RunConfig, session: SessionConfig, expected_sps: float, s
         result = model.train(how, Path(folder) / "run", show=False, callback=is_in_time)
         if result.exit_code:
             raise HeadraceError(f"--apply: a short run ended with: {result.exit_reason}")
-        metrics = read_records(Path(folder) / "run" / "metrics.jsonl")
-        said = parse_object(read_regular(Path(folder) / "run" / "result.json", MAX_JSON_BYTES))
-    return evidence_of(metrics, {}, said).sps
+        records = read_records(Path(folder) / "run" / "metrics.jsonl")
+        files = [read_regular(Path(folder) / "run" / name, MAX_JSON_BYTES) for name in ("config.json", "result.json")]
+    return evidence_of(records, *map(parse_object, files))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from headrace.planning.cycle import AHEAD, IN_STEP, INLINE, Cycle, cycle_of
-from headrace.planning.evidence import Evidence
+from headrace.planning.evidence import Evidence, is_crowded
 
 _LEAST_GAIN = 1.05
 _HAND_OVER_S = 400e-6  # per rollout and worker: lease, wake, commit, wake (as launch/decision has it)
@@ -107,7 +107,7 @@ def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
         # Who asks a server and who learns want a core at the same time: what asking takes counts as CPU time.
         cpu_s = now.cpu_s + have * now.collect["asking"]
         yield "collect while the learner learns", ahead, replace(now, kind=AHEAD, cpu_s=cpu_s), True
-        if now.collect["stragglers"] > 0:
+        if now.collect["stragglers"] > 0 and not is_crowded(e):  # else it is other programs that make them late
             first = replace(now.scaled(stragglers=0.0), kind=AHEAD)
             text = "learn from the rollouts that come first, not from one of every worker"
             yield text, (*ahead, "--batch", "first_come"), first, True
@@ -218,12 +218,11 @@ def _wider(e: Evidence, now: Cycle, times: int) -> Cycle:
     """More environments: all work grows but what is paid per call, per update and per rollout."""
     rows = e.steps / max(1.0, e.number("n_envs", 1))
     acting_s = now.collect["inference"]
-    call_s = 0.9 * acting_s if _is_on_device(e) else min(acting_s, rows * _CALL_S)
-    fixed = ("asking", "latency", "slow_env")  # those that are slow are exceptions, more of the others come
+    call_s = acting_s if _is_on_device(e) else min(acting_s, rows * _CALL_S)
+    fixed = ("asking", "latency", "stragglers", "slow_env")  # slow ones are exceptions, more of the others come
     wider = {name: own * (1 if name in fixed else times) for name, own in now.collect.items()}
     wider["inference"] = call_s + times * (acting_s - call_s)
     learn = {name: own * (1 if name in ("hand_over", "other") else times) for name, own in now.learn.items()}
-    learn["hand_over"] = now.learn["hand_over"] * times  # mostly copies
     by_steps = ("checkpoint", "evaluation", "episodes")  # due every so many steps
     beside = {name: own * (times if name in by_steps else 1) for name, own in now.beside.items()}
     return replace(now, steps=times * now.steps, collect=wider, learn=learn, beside=beside, cpu_s=times * now.cpu_s)

@@ -24,6 +24,7 @@ BESIDE = ("episodes", "log", "view", "callback", "checkpoint", "evaluation")  # 
 PHASES = (*COLLECTING, "hand_over", *LEARNING, "wait", *BESIDE, "other")
 FEWEST_RECORDS, FEWEST_SECONDS = 4, 0.2
 _MOST_RECORDS = 500  # the newest ones
+_CROWDED = 0.75  # of the machine's cores: with fewer, other programs matter
 _SAME_ENV, _MOST_SLOW, _SLOW = 0.8, 3, 2.0  # the same few environments are the slowest nearly always, and by this much
 
 
@@ -141,6 +142,11 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
         max_lag=_whole(where.get("max_lag", options.get("max_lag")), 0),
         options=options,
     )
+
+
+def is_crowded(e: Evidence) -> bool:
+    """Whether other programs took cores that the run could have used."""
+    return e.free_cores < _CROWDED * e.cores
 
 
 def _where(result: Mapping[str, Any], config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any]:

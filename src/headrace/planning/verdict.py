@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.planning.cycle import AHEAD, Cycle, cycle_of
-from headrace.planning.evidence import FEWEST_RECORDS, Evidence
+from headrace.planning.evidence import FEWEST_RECORDS, FEWEST_SECONDS, Evidence, is_crowded
 
 ENV, INFERENCE, LEARNER, COMMUNICATION = "env-bound", "inference-bound", "learner-bound", "communication-bound"
 LOGGING, CHECKPOINTS, EVALUATIONS, CALLBACK = "logging-bound", "checkpoint-bound", "evaluation-bound", "callback-bound"
@@ -38,7 +38,6 @@ _PARTS = {
 FIRST, FURTHER = 0.3, 0.2  # of the critical path: what a cause must take to be named, and a second one
 _EVEN = 1.15  # side by side, sides that differ by less are equally long
 _STARVED = 0.5  # of the time
-_BUSY = 0.75  # of the machine's cores: with fewer, other programs matter
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,9 @@ class Verdict:
 def judge(evidence: Evidence, findings: Sequence[str] = ()) -> Verdict:
     """The verdict. `findings`: what other detectors found, a sentence each."""
     if not evidence.is_enough:
-        text = f"Too short to say: {evidence.updates} updates after the first one"
-        return Verdict(f"{text}, {FEWEST_RECORDS} are needed.", notes=tuple(findings))
+        seen = f"{evidence.updates} updates after the first one, in {evidence.seconds:.2g} s"
+        text = f"Too short to say: {seen}; {FEWEST_RECORDS} updates and {FEWEST_SECONDS} s are needed."
+        return Verdict(text, notes=tuple(findings))
     cycle = cycle_of(evidence)
     parts, notes = cycle.binding(), [*_notes(evidence, cycle), *findings]
     total = sum(parts.values())
@@ -160,7 +160,7 @@ def _evidence(name: str, e: Evidence, cycle: Cycle) -> str:
 def _notes(e: Evidence, cycle: Cycle) -> list[str]:
     """What should be known beside the causes."""
     notes = []
-    if e.free_cores < _BUSY * e.cores:
+    if is_crowded(e):
         notes.append(
             f"Other programs left {e.free_cores:.1f} of {e.cores} cores to this run: all times are longer than on a "
             f"quiet machine."
