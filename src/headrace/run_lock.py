@@ -53,7 +53,7 @@ class RunLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
-                who = _holder(descriptor)
+                who = _holder(os.fstat(descriptor))
                 os.close(descriptor)
                 raise UsageError(
                     f"run directory {run_dir}: another program writes to it{who}; wait until it has ended, end it, or "
@@ -86,9 +86,17 @@ class RunLock:
         self.release()
 
 
-def _holder(descriptor: int) -> str:
+def is_live(run_dir: Path) -> bool:
+    """Whether a session writes to it now, as far as the system says; takes no lock."""
+    try:
+        return bool(_holder((run_dir / FILE).lstat()))
+    except OSError:
+        return False
+
+
+def _holder(locked: os.stat_result) -> str:
     """The process that holds the lock, if the system says so."""
-    inode = f":{os.fstat(descriptor).st_ino}"
+    inode = f":{locked.st_ino}"
     try:
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     except OSError:

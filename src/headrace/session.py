@@ -11,26 +11,29 @@ learns (train) or what the user typed (cli, api).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
 from headrace.checkpoints.run_directory import checkpoint_name, read_evaluations, set_newer_aside, write_evaluations
 from headrace.checkpoints.snapshot import save
-from headrace.clock import now_s
+from headrace.clock import now_s, thread_cpu_ns
 from headrace.collecting.forecast import Forecast, words
 from headrace.episodes.journal import Finished
 from headrace.evaluation.evaluate import Evaluated
 from headrace.evaluation.in_passing import InPassing
 from headrace.last_words import StallWatch, stacks_into
+from headrace.launch.measuring import FreeCores
 from headrace.run_config import SessionConfig
 from headrace.session_end import Interrupted, SessionEnd, Stop, say_stalled
 from headrace.session_files import SessionFiles
 from headrace.session_result import BEGINNING, Result, result_of, unfinished
 from headrace.telemetry.sinks import Record
+from headrace.telemetry.spent import Spent
 from headrace.train import Run, Update
 from headrace.views.terminal import TerminalView
 
@@ -38,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 Evaluate = Callable[[int], Evaluated]
 _COLLECTING, _LEARNING = ("env", "inference", "copy"), ("completion", "advantages", "sgd")
+_LOOK_S = 1.0  # between two looks at the cores
 
 
 class Session:
@@ -55,10 +59,14 @@ class Session:
         callback: Callable[[Record, tuple[Finished, ...]], bool | None] | None = None,
         notes: Sequence[str] = (),
         forecast: Forecast | None = None,
+        where: Mapping[str, int | str] | None = None,
     ) -> None:
         self._run, self._config, self._evaluate, self._check = run, config, evaluate, check
         self._files, self._dir, self._view, self._callback, self._notes = files, run_dir, view, callback, notes
-        self._forecast = forecast or Forecast({}, 1)
+        self._forecast, self._where = forecast or Forecast({}, 1), dict(where or {})
+        self._spent = Spent()
+        self._free, self._free_since_s, self._others_s, self._free_cores = FreeCores(), now_s(), 0.0, math.nan
+        self._cpu_ns = thread_cpu_ns()
         self._stop = Stop(run, check.halt)
         self._end = SessionEnd(run, run_dir, self._stop, self._result, self._checkpoint)
         self._watch: StallWatch | None = None
@@ -107,19 +115,21 @@ class Session:
         """Update after update; returns why it ended."""
         run, config, stop = self._run, self._config, self._stop
         with self._files.open(run.steps, run.updates), self._view or nullcontext(), self._checking(), self._placing():
-            self._timed_s = now_s()
+            self._timed_s, self._cpu_ns = now_s(), thread_cpu_ns()
             while run.steps < config.total_timesteps:
                 stop.if_asked()
                 update = run.update(config.total_timesteps)
                 stop.is_resting = True
-                self._files.write_lists(update)
+                with self._spent("episodes"):
+                    self._files.write_lists(update)
                 self._forecast.add(update)
                 self._look_at_check()
                 record = update.record | self._evaluate_if_due(update.steps)
                 record |= self._timed(update)
                 goes_on = self._called_back(record, update)
                 if self._view is not None:
-                    self._view.update(record)
+                    with self._spent("view"):
+                        self._view.update(record)
                 self._checkpoint_if_due(update.steps)
                 if self._reached():
                     return "stop_reward reached"
@@ -162,10 +172,15 @@ class Session:
     def _called_back(self, record: Record, update: Update) -> bool:
         """Whether to go on. A callback may add to the record, which is written even if it fails."""
         try:
-            return self._callback is None or self._callback(record, update.finished) is not False
+            if self._callback is None:
+                return True
+            with self._spent("callback"):
+                return self._callback(record, update.finished) is not False
         finally:
             if update.number % self._config.log_interval == 0 or any(tag.startswith("eval/") for tag in record):
-                self._files.write_record(record)
+                self._spent.written()
+                with self._spent("log"):
+                    self._files.write_record(record)
 
     def _evaluate_if_due(self, steps: int) -> Record:
         config = self._config
@@ -173,7 +188,8 @@ class Session:
             return {}
         self._stop.is_breakable = True
         try:
-            evaluated = self._evaluate(config.n_eval_episodes)
+            with self._spent("evaluation"):
+                evaluated = self._evaluate(config.n_eval_episodes)
         except Interrupted:
             return {}  # this update's record is still written; the loop ends before the next one
         finally:
@@ -183,9 +199,10 @@ class Session:
         self._next_evaluation = _next_multiple(steps, config.eval_every)
         logger.info("evaluation at step %d: mean reward %.2f", steps, evaluated.mean_reward)
         if self._dir is not None:
-            if is_best:
-                save(self._run.snapshot(), self._dir / "best")
-            write_evaluations(self._dir / "evaluations.npz", self._evaluations)
+            with self._spent("evaluation"):
+                if is_best:
+                    save(self._run.snapshot(), self._dir / "best")
+                write_evaluations(self._dir / "evaluations.npz", self._evaluations)
         return {"eval/mean_reward": evaluated.mean_reward, "eval/mean_ep_length": evaluated.mean_length}
 
     def _reached(self) -> bool:
@@ -199,6 +216,8 @@ class Session:
         prefix = "headrace/time/"
         split = {tag[len(prefix) :]: s for tag, s in update.record.items() if tag.startswith(prefix)}
         by_worker = enumerate(update.steps_by_worker if total else ())
+        beside, latest_s = self._spent.per_update()
+        cpu_ns, self._cpu_ns = self._cpu_ns, thread_cpu_ns()
         return {
             "time/fps": (update.steps - self._first_step) / elapsed if elapsed else 0.0,
             "time/iterations": float(update.number),
@@ -209,12 +228,24 @@ class Session:
             "headrace/update_s": sum(split.get(name, 0.0) for name in _LEARNING),
             "headrace/wait_s": split.get("wait", 0.0),
             **{f"headrace/sps/worker_{worker}": count / total for worker, count in by_worker},
-            f"{prefix}other": max(0.0, total - sum(split.values())),
+            **{f"{prefix}{name}": seconds for name, seconds in beside.items()},
+            f"{prefix}other": max(0.0, total - sum(split.values()) - latest_s),
+            "headrace/cpu_s": (self._cpu_ns - cpu_ns) / 1e9,
+            **self._free_cores_seen(now, update.record.get("headrace/actors/cpu_s", 0.0)),
         }
+
+    def _free_cores_seen(self, now: float, actors_s: float) -> Record:
+        """How many cores other programs leave to this run, looked at now and then; `actors_s`: CPU of its actors."""
+        self._others_s += actors_s * (self._where.get("topology") == "processes")  # else it is this process's
+        if (elapsed := now - self._free_since_s) >= _LOOK_S:
+            self._free_cores = self._free.seen(self._others_s / elapsed)
+            self._free, self._free_since_s, self._others_s = FreeCores(), now, 0.0
+        return {"headrace/free_cores": self._free_cores}
 
     def _checkpoint_if_due(self, steps: int) -> None:
         if self._config.checkpoint_every and steps >= self._next_checkpoint:
-            self._checkpoint()
+            with self._spent("checkpoint"):
+                self._checkpoint()
             self._next_checkpoint = _next_multiple(steps, self._config.checkpoint_every)
 
     def _checkpoint(self) -> None:
@@ -239,7 +270,8 @@ class Session:
     def _result(self) -> Result:
         evaluated = self._evaluations[-1][1].mean_reward if self._evaluations else None
         new_steps, wall_time_s = self._run.steps - self._first_step, now_s() - self._started_s
-        return result_of(self._run, new_steps, wall_time_s, evaluated, self._check.state(), self._forecast.encode())
+        state, placement = self._check.state(), self._forecast.encode()
+        return result_of(self._run, new_steps, wall_time_s, evaluated, state, placement, self._where)
 
 
 def _next_multiple(steps: int, every: int) -> int:

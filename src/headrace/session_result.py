@@ -48,6 +48,8 @@ class Result:
     """Whether episodes came out the same when they were played again (evaluation/in_passing)."""
     placement: dict[str, Any] = field(default_factory=dict)
     """With inference=auto: the steps/s that were predicted, and those that were reached while collecting."""
+    where: dict[str, Any] = field(default_factory=dict)
+    """Topology, workers, inference as they were settled, and the cores of the machine."""
     not_closed: str = ""
     """The error of an environment that could not be closed when all was done."""
 
@@ -59,6 +61,7 @@ def result_of(
     eval_mean_reward: float | None,
     env_check: dict[str, Any],
     placement: dict[str, Any],
+    where: dict[str, Any],
 ) -> Result:
     """A run's numbers as they are now; not ended."""
     totals = run.totals()
@@ -77,6 +80,7 @@ def result_of(
         wall_time_s=wall_time_s,
         env_check=env_check,
         placement=placement,
+        where=where | {"cores": len(os.sched_getaffinity(0))},
         **run.hashes(),
     )
 

@@ -20,7 +20,7 @@ from headrace.acting.culprit import Culprit
 from headrace.acting.inspection import Inspection
 from headrace.acting.stacked import Act, end_stacks, keeping
 from headrace.acting.start import Carry
-from headrace.clock import now_ns
+from headrace.clock import now_ns, thread_cpu_ns
 from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.memory.layout import Word
 from headrace.memory.slab import Slab
@@ -49,7 +49,7 @@ class Actor:
     def fill(self, slab: Slab, act: Act) -> None:
         """One rollout into a leased slab. The caller commits it."""
         carry = self._carry
-        started = now_ns()
+        started, cpu_started = now_ns(), thread_cpu_ns()
         slab.header[Word.STARTED_NS] = started
         for name, leaf in carry.obs.items():
             slab.rows[0].obs[name][...] = leaf
@@ -93,7 +93,9 @@ class Actor:
         for name, leaf in carry.obs.items():
             leaf[...] = slab.rows[-1].next_obs[name]
         carry.noise_counter = counter
+        self._envs.times.take(slab.step_ns)
         slab.header[Word.ENV_NS : Word.IDLE_NS] = env_ns, act_ns, setup_ns + now_ns() - mark
+        slab.header[Word.CPU_NS] = thread_cpu_ns() - cpu_started
 
     def close(self) -> None:
         """Close the environments."""

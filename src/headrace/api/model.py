@@ -186,7 +186,9 @@ class Model:
         check = self._checked_in_passing(config.check_episodes)
         play = partial(evaluate_parts, parts)
         called = callback if isinstance(callback, Calls) or callback is None else lambda record, _: callback(record)
-        session = Session(self._run, config, play, files, check, run_dir, view, called, notes, place.forecast)
+        session = Session(
+            self._run, config, play, files, check, run_dir, view, called, notes, place.forecast, place.encode()
+        )
         self._is_torn = True  # until the session comes to an orderly end
         with torch_threads(self._run.algorithm.threads):  # once for all updates
             self.result = session.train()

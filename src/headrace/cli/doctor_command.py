@@ -1,29 +1,162 @@
-"""`headrace doctor`: checks the machine."""
+"""`headrace doctor RUN`: what holds a run up, the evidence, and changes ranked by what they should bring.
+
+    metrics.jsonl, config.json, result.json ──planning──> verdict, advice ──> text · --json FILE
+    --apply: the best advice that is an option, tried in short runs ──> predicted and achieved gain
+
+A run may be going on, or come from elsewhere: its files are read as data, within limits. Without a RUN it is the
+machine that is checked (cli/machine_check).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
-from headrace.cli.machine_check import check_machine
-from headrace.cli.options import parse, translate
+import tyro
+
+from headrace.cli.options import parse, read_config, translate
+from headrace.cli.printing import passing
+from headrace.cli.writing import write_answer
+from headrace.errors import HeadraceError, UsageError
+from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
+from headrace.plain_text import message_of, printable
+from headrace.planning.advice import Advice, advise
+from headrace.planning.evidence import Evidence, evidence_of
 from headrace.planning.quantities import parse_bytes
+from headrace.planning.recorded_diversity import diversity_findings
+from headrace.planning.verdict import LEARNER, Verdict, judge
+from headrace.run_lock import is_live
+from headrace.telemetry.sinks import read_records
+
+_WORTH_MEASURING = 0.15  # of an update's time: learning that takes less is not rehearsed
+_SHOWN = 6
 
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Check this machine: shared memory, cores, threads, limits, clock, leftovers. Exit code 1 on a problem."""
+    """Say what holds a run up, live or finished, and what would help, ranked by predicted gain in steps per second.
 
-    clean: bool = False
-    """Remove shared-memory segments of dead runs; those of live ones, of other users and of other programs stay."""
-    need: str = ""
-    """Shared memory that a run will ask for, as in 2GB; headrace plan prints the memory of rollouts."""
+    Without a run: check this machine (shared memory, cores, limits, clock, leftovers); exit code 1 on a problem.
+    """
+
+    run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
+    """A run directory."""
+    apply: bool = False
+    """Try the best advice that is an option in short runs, and print the predicted and the achieved gain."""
+    seconds: float = 4.0
+    """With --apply: of each short run."""
+    rounds: int = 2
+    """With --apply: short runs without and with the change."""
     json: Path | None = None
-    """Write the findings here, too."""
+    """Write the answer here, too."""
+    trust: bool = False
+    """With --apply: import and call what the run names (module:attribute, kwargs, wrappers) without asking."""
+    clean: bool = False
+    """Without a run: remove shared-memory segments of dead runs, and no others."""
+    need: str = ""
+    """Without a run: shared memory that a run will ask for, as in 2GB; headrace plan prints the memory of rollouts."""
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(DoctorOptions, translate(argv), "doctor")
-    needed_bytes = parse_bytes("--need", options.need) if options.need else 0.0
-    return check_machine(options.clean, needed_bytes, options.json)
+    if options.run is None:
+        if options.apply or options.trust:
+            raise UsageError("--apply, --trust: expected a run directory, too: headrace doctor RUN")
+        from headrace.cli.machine_check import check_machine
+
+        return check_machine(options.clean, parse_bytes("--need", options.need) if options.need else 0.0, options.json)
+    if options.clean or options.need:
+        raise UsageError("--clean and --need are about this machine: headrace doctor, without a run")
+    if not 0 < options.seconds <= 600 or not 1 <= options.rounds <= 100:
+        raise UsageError("--seconds, --rounds: expected more than 0 and at most 600, and 1 to 100")
+    evidence = read_evidence(options.run)
+    verdict = judge(evidence, _findings(options.run))
+    costs: dict[tuple[str, int], float] = {}
+    if verdict.shares.get(LEARNER, 0.0) >= _WORTH_MEASURING:
+        from headrace.cli.doctor_measuring import learning_costs
+
+        passing("measuring what larger minibatches would take ...")
+        costs = learning_costs(options.run, evidence)
+        passing("")
+    advice = advise(evidence, costs)
+    is_running = is_live(options.run)
+    print(printable(_text(options.run, is_running, evidence, verdict, advice)))
+    achieved = _applied(options, evidence, advice) if options.apply else None
+    if options.json is not None:
+        answer = {
+            "run": str(options.run),
+            "is_live": is_running,
+            "steps_per_s": evidence.sps,
+            "verdict": asdict(verdict) | {"names": verdict.names},
+            "advice": [asdict(one) | {"is_applicable": one.is_applicable} for one in advice],
+            "applied": achieved,
+        }
+        write_answer("--json", options.json, (json.dumps(answer, indent=1) + "\n").encode())
+    return 0
+
+
+def read_evidence(run_dir: Path) -> Evidence:
+    """What the files of a run say; one clear line if they say nothing."""
+    if not (run_dir / "metrics.jsonl").is_file():
+        raise UsageError(f"{run_dir}: expected a run directory with a metrics.jsonl")
+    try:
+        records = read_records(run_dir / "metrics.jsonl")
+        config, result = (_object(run_dir / name) for name in ("config.json", "result.json"))
+        return evidence_of(records, config, result)
+    except (OSError, ValueError) as error:
+        raise HeadraceError(f"{run_dir}: can't be read: {message_of(error)}") from error
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        return parse_object(read_regular(path, MAX_JSON_BYTES))
+    except FileNotFoundError:
+        return {}
+
+
+def _findings(run_dir: Path) -> list[str]:
+    """Environments that begin or act alike, a policy whose entropy is gone: a sentence each, if there is something."""
+    found = [one for one in diversity_findings(run_dir) if one.level != "ok"]
+    return [f"{one.name}: {one.found}{f'; {one.advice}' if one.advice else ''}" for one in found]
+
+
+def _text(run_dir: Path, is_running: bool, evidence: Evidence, verdict: Verdict, advice: list[Advice]) -> str:
+    state = "still running" if is_running else "ended"
+    lines = [f"{run_dir}: {state}, {evidence.sps:,.0f} steps/s over {evidence.updates} updates", "", verdict.sentence]
+    lines += [f"  {one.name:<26} {one.share:>4.0%}  {one.evidence}" for one in verdict.causes]
+    lines += [f"  note: {note}" for note in verdict.notes]
+    if advice:
+        lines += ["", f"what would help{'steps/s':>17}{'gain':>8}"]
+        for one in advice[:_SHOWN]:
+            what = f"{one.what}{': ' + ' '.join(one.options) if one.options else ''}"
+            sps = "frames" if one.counts_frames else f"{one.sps:,.0f}"
+            learns = "  (changes what is learnt)" if one.changes_learning else ""
+            lines.append(f"  {sps:>30}{one.gain:>7.2f}x  {what}{learns}")
+    elif verdict.shares:
+        lines += ["", "No change that headrace knows promises 5 % or more."]
+    return "\n".join(lines)
+
+
+def _applied(options: DoctorOptions, evidence: Evidence, advice: list[Advice]) -> dict[str, Any] | None:
+    """The best advice that is an option, tried."""
+    from headrace.cli.doctor_measuring import admitted, tried
+    from headrace.cli.own_modules import find_own_modules
+
+    assert options.run is not None
+    best = next((one for one in advice if one.is_applicable), None)
+    if best is None:
+        print("\n--apply: there is no advice that is an option")
+        return None
+    data, doubt = read_config(options.run / "config.json")
+    config, session = admitted(options.run, data, doubt, options.trust)
+    find_own_modules(config.env.encode())
+    before, after = tried(config, session, evidence, best, options.seconds, options.rounds, passing)
+    gain = after / before if before else 0.0
+    print(
+        f"\ntried {' '.join(best.options)}: {before:,.0f} -> {after:,.0f} steps/s; "
+        f"predicted {best.gain:.2f}x, achieved {gain:.2f}x"
+    )
+    return {"options": best.options, "predicted": best.gain, "achieved": gain, "before": before, "after": after}

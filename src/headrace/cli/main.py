@@ -33,7 +33,7 @@ COMMANDS = {
     "export": "write a trained policy as an ONNX file",
     "plan": "how many actors feed a learner, what binds, what it costs",
     "sweep": "steps per second against the number of environments, and where it stops growing",
-    "doctor": "check this machine: shared memory, cores, limits, clock, leftovers of dead runs",
+    "doctor": "what holds a run up and what would help; without a run: check this machine",
     "report": "draw the report of a run once more, from its files",
 }
 _NOT_BUILT = ("record", "bench", "watch")

@@ -363,3 +363,10 @@ def _spec(options: TrainOptions) -> EnvSpec:
     chosen = preset(options.preset)
     kwargs = chosen.env_kwargs | env_kwargs(options.env_kwargs)
     return EnvSpec(options.env, kwargs, options.wrappers or chosen.wrappers, options.action_repeat)
+
+
+def changed(config: RunConfig, session: SessionConfig, argv: list[str]) -> tuple[RunConfig, SessionConfig]:
+    """A run's configuration with some options, as a user would type them."""
+    options = _parse(translate(argv), _options(config, session))
+    spec = replace(config.env, action_repeat=options.action_repeat)  # which may be what can't be typed
+    return replace(_run_config(options), env=spec, extractors=config.extractors), options.session

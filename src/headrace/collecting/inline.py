@@ -53,6 +53,10 @@ class Inline:
         with torch_threads(1):
             self._host.fill(self._pending.popleft())
 
+    def served(self) -> dict[str, float]:
+        """There are no inference servers."""
+        return {}
+
     def worker_of(self, shard: int) -> int:
         """The caller."""
         return 0

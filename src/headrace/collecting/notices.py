@@ -36,7 +36,7 @@ class Notices:
 
     def take(self, env_indices: range, slab: Slab, checksums: Array, ledger: Ledger) -> None:
         """Look at one slab that joins the books, with the checksums of its rows."""
-        if self.first_episodes is not None or slab.header[Word.CLAMPED :].any():
+        if self.first_episodes is not None or slab.header[Word.CLAMPED : Word.CPU_NS].any():
             self._look(env_indices, slab, checksums, ledger)
 
     def counted(self) -> dict[str, float]:
@@ -47,7 +47,7 @@ class Notices:
     def _look(self, env_indices: range, slab: Slab, checksums: Array, ledger: Ledger) -> None:
         if self.first_episodes is not None:
             self.first_episodes.take(env_indices, slab, checksums)
-        if slab.header[Word.CLAMPED :].any():
+        if slab.header[Word.CLAMPED : Word.CPU_NS].any():
             self._report(slab, Culprit(env_indices, self._seed_of), ledger)
 
     def _report(self, slab: Slab, culprit: Culprit, ledger: Ledger) -> None:

@@ -54,6 +54,9 @@ class Place(Protocol):
     def wait(self) -> None:
         """Until a slab is committed or a host is gone. A failure that no other host could mend is raised here."""
 
+    def served(self) -> dict[str, float]:
+        """What inference servers did since the last call, for the record; nothing without them."""
+
     def worker_of(self, shard: int) -> int:
         """The number of the host that fills a shard's slabs."""
 

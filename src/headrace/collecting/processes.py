@@ -87,6 +87,10 @@ class Processes:
             self._listen(_PATIENCE_S)
         self._has_news = False
 
+    def served(self) -> dict[str, float]:
+        """What inference servers did since the last call."""
+        return {} if self._servers is None else self._servers.served()
+
     def worker_of(self, shard: int) -> int:
         """The number of the worker."""
         return shard % self._workers.count

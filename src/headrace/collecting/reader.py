@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.clock import now_ns, now_s
+from headrace.collecting.accounts import Accounts
 from headrace.collecting.host import Order
 from headrace.collecting.notices import Notices
 from headrace.collecting.place import Place, Say
@@ -69,8 +70,8 @@ class Reader:
         self._batches = 0  # lent and given back
         self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
         self._failure: HeadraceError | None = None  # of what ran ahead
-        self._spent_ns = np.zeros(4)  # by the hosts, since the last batch: environments, inference, copying, idle
-        self._wait_s = 0.0
+        self._accounts = Accounts(topology.workers, topology.shards[-1].stop)
+        self._wait_s = self._hand_over_s = 0.0
         self.notices = Notices(journal, lambda text: self.say(text))
         self._is_launched = self.is_interruptible = False
         self.before_wait: Callable[[], None] = lambda: None
@@ -84,16 +85,19 @@ class Reader:
             raise failure
         if self._lent:
             raise HeadraceError("collect: the last batch was not given back")
+        self._launch()
+        began, waited_s = now_s(), self._wait_s
         self._gather()
         taken, self._in_hand, self._looked = self._in_hand, [], 0
         self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
         self._ended = in_order([self._enter(one) for one in self._lent])  # not if it was broken off
         self._age_s = (now_ns() - min(one.slab.word(Word.STARTED_NS) for one in self._lent)) / 1e9
-        return assemble([one.slab for one in self._lent])
+        batch = assemble([one.slab for one in self._lent])
+        self._hand_over_s += now_s() - began - (self._wait_s - waited_s)
+        return batch
 
     def _gather(self) -> None:
         """Take slabs in hand until there are enough for a batch; broken off, it goes on where it was."""
-        self._launch()
         self._take()
         self._hand_out()
         while len(self._in_hand) < self._topology.pace.per_update:
@@ -135,10 +139,12 @@ class Reader:
 
     def run_ahead(self) -> None:
         """Hand out what the pace allows now; the batch that was learned from is whole, whatever happens here."""
+        began = now_s()
         try:
             self._hand_out()
         except HeadraceError as error:
             self._failure = error.with_traceback(None)  # which would hold on to the batch
+        self._hand_over_s += now_s() - began
 
     def totals(self) -> Totals:
         """What it has given so far."""
@@ -155,6 +161,7 @@ class Reader:
             logging.getLogger(__name__).warning("%s", error)
         self._failure, self._is_launched, self._topology = None, False, topology
         self.ring, self.place = self._open(topology)
+        self._accounts = Accounts(topology.workers, topology.shards[-1].stop)
         self.ring.state.resume(self.ledger.sequences, self._batches)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -247,7 +254,7 @@ class Reader:
         if self.is_recording:
             worker = self.place.worker_of(one.lease.shard)
             self._entries.append(entry_of(self.journal, envs, worker, one.slab, entered.checksums))
-        self._spent_ns += one.slab.header[Word.ENV_NS : Word.IDLE_NS + 1]
+        self._accounts.enter(self.place.worker_of(one.lease.shard), envs, one.slab)
         return entered
 
     def _reject(self, one: Taken) -> None:
@@ -261,15 +268,13 @@ class Reader:
     def _record(self) -> dict[str, float]:
         """What is logged of a batch's collection."""
         slabs, version = [one.slab for one in self._lent], self._store.version
-        spent_s = dict(zip(("env", "inference", "copy", "idle"), (self._spent_ns / 1e9).tolist(), strict=True))
         is_inline = self._topology.topology == "inline"
-        own = float(is_inline)  # the reader's own time
         sizes = [slab.schema.n_envs for slab in slabs]
         shares = self._consumed / [len(shard) for shard in self._topology.shards]
         means = self.journal.means()
         record = {
-            **{f"headrace/time/{name}": own * spent_s[name] for name in ("env", "inference", "copy")},
             "headrace/time/wait": 0.0 if is_inline else self._wait_s,
+            "headrace/time/hand_over": self._hand_over_s,
             "headrace/lag": float(version - min(slab.version.min() for slab in slabs)),
             "headrace/lag_mean": float(version - np.average([slab.version.mean() for slab in slabs], weights=sizes)),
             "headrace/rollout_age_s": self._age_s,
@@ -278,11 +283,12 @@ class Reader:
             "headrace/recycled": float(self.place.replaced.recycled),
             "headrace/env_failures": float(self.place.replaced.env_failures),
             "headrace/server_restarts": float(self.place.replaced.servers),
-            **{f"headrace/actors/{name}_s": spent_s[name] for name in ("env", "inference", "copy", "idle")},
+            **self._accounts.record(is_inline),
+            **self.place.served(),
             "headrace/least_share": float(shares.min() / max(shares.mean(), 1e-9)),
             "headrace/episodes": float(self.journal.finished),
         }
-        self._spent_ns[:], self._wait_s = 0.0, 0.0
+        self._wait_s = self._hand_over_s = 0.0
         record |= {f"headrace/ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
         record |= self.notices.counted()
         return record | ({"rollout/ep_rew_mean": means[0], "rollout/ep_len_mean": means[1]} if means else {})

@@ -66,6 +66,10 @@ class Threads:
         if self._failure is not None:
             raise self._failure
 
+    def served(self) -> dict[str, float]:
+        """There are no inference servers."""
+        return {}
+
     def worker_of(self, shard: int) -> int:
         """The number of the thread."""
         return shard % self._workers

@@ -232,6 +232,13 @@ class Topology:
     promised: Mapping[str, float] = field(default_factory=dict)
     """Steps/s that were predicted for each placement of the policy, the chosen one first; empty: nothing was."""
 
+    def encode(self) -> dict[str, int | str]:
+        """Where things run, for result.json: what was asked for may have been auto."""
+        return {
+            "topology": self.topology, "workers": self.workers, "shards": len(self.shards), "max_lag": self.max_lag,
+            "inference": self.inference, "servers": self.servers, "turns": self.turns,
+        }  # fmt: skip
+
     @property
     def forecast(self) -> Forecast:
         """What was predicted, to be compared with what is reached."""

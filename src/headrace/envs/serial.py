@@ -25,6 +25,7 @@ from headrace.envs.opening import close_all, open_all
 from headrace.envs.raising import failure
 from headrace.envs.replaying import bring_back, require_seed
 from headrace.envs.returns import PLAIN, WHOLE, Returns
+from headrace.envs.step_times import EVERY_ROWS, StepTimes
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
 from headrace.errors import HeadraceError
 from headrace.memory.crash_note import DOING, NOTHING, POSITION, REPLAY, RESET, STEP, CrashNote
@@ -57,6 +58,7 @@ class SerialEnvs:
         self._returns = Returns(self.observation_space)
         self._as_sent = sender(self.action_space)
         self._steps = [env.step for env in self._envs]
+        self.times, self._rows = StepTimes(self._steps), 0
         size = self._returns.usual.flat_size
         self._spans = [slice(size * position, size * (position + 1)) for position in range(self.num_envs)]
         self._is_flat = size > 0  # as long as environments return arrays of their space's own dtype
@@ -100,11 +102,10 @@ class SerialEnvs:
         shape, fits, (least, beyond) = usual.usual_shape, usual.fits, usual.choices
         note = self._note
         note[DOING], position = STEP, 0
-        actions = self._as_sent(row.action)
+        actions, self._rows = self._as_sent(row.action), self._rows + 1
+        steps = self._steps if self._rows % EVERY_ROWS else self.times.timed_row()
         try:
-            for position, step, action, span in zip(
-                range(self.num_envs), self._steps, actions, self._spans, strict=True
-            ):
+            for position, step, action, span in zip(range(self.num_envs), steps, actions, self._spans, strict=True):
                 note[POSITION] = position
                 obs, reward, terminated, truncated, _ = step(action)
                 rewards.append(reward)

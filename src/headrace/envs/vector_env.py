@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from headrace.envs.clamping import Clamp
+from headrace.envs.step_times import StepTimes
 from headrace.memory.layout import Row
 from headrace.memory.spaces import Leaves, ObservationSpace, Space
 
@@ -69,6 +70,7 @@ class VectorEnv(Protocol):
     observation_space: ObservationSpace
     action_space: Space
     skips_rows: bool
+    times: StepTimes
 
     def begin(self, first: Leaves) -> None:
         """Start every environment's first episode and write the observations."""

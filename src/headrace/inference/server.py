@@ -19,12 +19,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.clock import now_s
+from headrace.clock import now_ns, now_s
 from headrace.inference.answering import ASKED, AT_ONCE, ENDS, NEW, NOBODY, answer, look, nothing_seen
 from headrace.inference.batching import Batching, BatchLimits
 from headrace.inference.device_names import Device
 from headrace.inference.devices import inference_on
-from headrace.inference.slots import BELL, LATEST, SERVER_SLEEPS, Slots, SlotsPlan
+from headrace.inference.slots import (
+    BATCHES,
+    BELL,
+    LATEST,
+    ROWS,
+    SERVER_SLEEPS,
+    TIMED,
+    TIMED_NS,
+    Slots,
+    SlotsPlan,
+)
 from headrace.memory.allocator import keep_freed_memory
 from headrace.memory.atomics import load_acquire
 from headrace.memory.schema import STATE, state_leaf
@@ -41,6 +51,7 @@ from headrace.weights.store import Replica, WeightStore
 
 Array = npt.NDArray[Any]
 READY, WORKED, FAILED = b"R", b"W", b"F"
+_TIMED_EVERY = 8  # batches: reading the clock for each of them would be felt
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,7 @@ class Server:
         self._seen = nothing_seen(self._slots)
         self._at = self._slots[0].bell
         self._bell, self._spin = Futex(self._words, self._at + BELL), Spin()
+        self._batches = self._batch_rows = 0  # since they were last written down
 
     def look(self) -> bool:
         """Take note of who asks, now or within a spin, and answer a batch if one is due; whether one was."""
@@ -145,6 +157,7 @@ class Server:
     def _serve(self, batch: Sequence[int]) -> None:
         wanted = self._seen.item(batch[0], ASKED)
         version = wanted if wanted == self._replica.version else self._version(wanted)
+        began = now_ns() if self._batches >= _TIMED_EVERY else 0
         try:
             self._act(batch)
         except Exception as error:
@@ -153,9 +166,23 @@ class Server:
             if len(batch) == 1:
                 self._fail(batch[0], error)
             return
+        took_ns = now_ns() - began if began else 0
         for i in batch:
             if answer(self._words, self._seen, i, version, 0):
                 self._slots[i].answers.wake()
+        self._batches += 1
+        self._batch_rows += sum([self._rows[i] for i in batch]) if len(batch) > 1 else self._rows[batch[0]]
+        if began:
+            self._write_down(took_ns)
+
+    def _write_down(self, took_ns: int) -> None:
+        """What it did lately, for whoever logs it; after the answers, which are waited for."""
+        words, at = self._words, self._at
+        words[at + BATCHES] += self._batches
+        words[at + ROWS] += self._batch_rows
+        words[at + TIMED] += 1
+        words[at + TIMED_NS] += took_ns
+        self._batches = self._batch_rows = 0
 
     def _act(self, batch: Sequence[int]) -> None:
         """Gather, act, hand out."""

@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from headrace.errors import HeadraceError
 from headrace.inference.server import FAILED, READY, WORKED, ServerPlan, run_server
 from headrace.inference.slots import Slots
@@ -81,6 +83,7 @@ class Servers:
         self._clock_s = 0.0
         self.children: dict[int, Child] = {}
         self.restarts = 0
+        self._reported = np.zeros((count, 4), np.int64)
         self.say: Callable[[str], None] = lambda text: None
 
     @property
@@ -133,6 +136,18 @@ class Servers:
             self._seen[server] = _Seen(beat, clock_s)
             self._handle(Beat(server, None, limit_s if self._is_on else None))
         self._handle(Tick())
+
+    def served(self) -> dict[str, float]:
+        """What they did since the last call: seconds of the busiest one's policy, batches, and rows in a batch."""
+        done = np.array([self._slots.done_by(server) for server in range(len(self._seen))])
+        new, self._reported = done - self._reported, done
+        batches, rows, timed, timed_ns = new.T
+        acted_s = batches * timed_ns / np.maximum(timed, 1) / 1e9
+        return {
+            "headrace/inference/act_s": float(acted_s.max()),
+            "headrace/inference/batches": float(batches.sum()),
+            "headrace/inference/rows": float(rows.sum() / max(batches.sum(), 1)),
+        }
 
     def mend(self) -> None:
         """Replace what stands by and has died."""

@@ -61,14 +61,18 @@ def rehearse(
     tile: int,
     config: AlgorithmConfig,
     build_algorithm: Callable[[AlgorithmConfig, FlatParameters, int], Algorithm] | None,
+    least_rows: int = 0,
 ) -> Rehearsal:
-    """Time a copy of the policy. Without `build_algorithm` the updates are not ours, and their time is not known."""
+    """Time a copy of the policy. Without `build_algorithm` the updates are not ours, and their time is not known.
+
+    `least_rows`: steps to learn from at a time, if they are to be more than a minibatch.
+    """
     module, n_envs = copy.deepcopy(module), place.n_envs
     policy = as_policy(module)
     replica, tile = Replica(FlatParameters(copy.deepcopy(module))), tile or default_tile(n_envs, policy.largest_tile)
     inference = inference_on(open_device(place.inference_device, False), replica, observation, action, tile)
     remembered = state_size_of(module)
-    minibatch = min(place.n_steps, math.ceil(config.batch_size / n_envs))  # rows
+    minibatch = min(place.n_steps, math.ceil(max(config.batch_size, least_rows) / n_envs))  # rows
     batch = _made_up(observation, action, n_envs, minibatch, remembered)
     noise = np.zeros((n_envs, policy.noise.width), np.float32)
     out = np.zeros((n_envs, *shape_of(action)), action.dtype)

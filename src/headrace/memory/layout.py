@@ -49,6 +49,7 @@ class Word(IntEnum):
     MENDED_EPISODE = 3 * _WORDS_PER_LINE + 4
     MENDED_STEP = 3 * _WORDS_PER_LINE + 5
     OUTSIDE = 3 * _WORDS_PER_LINE + 6  # whether an observation lies outside of its space
+    CPU_NS = 3 * _WORDS_PER_LINE + 7  # of the actor's thread, while it filled the slab
 
 
 HEADER_BYTES = 4 * ALIGNMENT

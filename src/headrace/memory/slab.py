@@ -35,7 +35,7 @@ class Slab:
         self.action, self.reward = arrays["action"], arrays["reward"]
         self.terminated, self.truncated, self.valid = arrays["terminated"], arrays["truncated"], arrays["valid"]
         self.episode, self.step, self.version = arrays["episode"], arrays["step"], arrays["version"]
-        self.noise_counter = arrays["noise_counter"]
+        self.noise_counter, self.step_ns = arrays["noise_counter"], arrays["step_ns"]
         self._kept: Leaves = {STATE: arrays[f"last_{STATE}"]} if STATE in arrays else {}
         obs = [{name: leaf[t] for name, leaf in self.obs.items()} for t in range(schema.n_steps)] + [self.last_obs]
         self.stacks = Stacks(schema, arrays) if schema.stacked else None

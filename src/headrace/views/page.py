@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from html import escape
 
 Pairs = Sequence[tuple[str, str]]
+_SEEN, _LABELLED = 0.002, 0.06  # shares of a strip
+_SCALE = "<span>0%</span><span>of the time of an update</span><span>100%</span>"
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,12 @@ class Page:
     versions: Pairs
     png: bytes | None  # None: not drawn, and `no_png` says how to
     no_png: str = ""
+    verdict: str = ""  # what holds the run up
+    causes: Pairs = ()  # a cause, and its evidence
+    notes: Sequence[str] = ()
+    strips: Sequence[tuple[str, Sequence[tuple[str, float]]]] = ()  # a role; kind and share of each of its parts
+    kinds: Pairs = ()  # a kind of part, and its name in the legend
+    waiting: str = ""  # who waits for whom
 
 
 def render_page(page: Page) -> str:
@@ -50,7 +58,7 @@ def render_page(page: Page) -> str:
 {_cards(page.cards)}
 </section>
 <p class="reading">{escape(page.reading)}</p>
-<section class="panel figure">
+{_doctor(page)}<section class="panel figure">
 {_figure(page)}
 </section>
 <section class="panel">
@@ -63,6 +71,44 @@ def render_page(page: Page) -> str:
 </body>
 </html>
 """
+
+
+def _doctor(page: Page) -> str:
+    """What holds the run up, and who waits for whom; nothing if nothing is known."""
+    if not page.verdict:
+        return ""
+    causes = "".join(f"<li><b>{escape(name)}</b>: {escape(why)}</li>\n" for name, why in page.causes)
+    notes = "".join(f"<li>{escape(note)}</li>\n" for note in page.notes)
+    listed = f"<ul>\n{causes}{notes}</ul>\n" if causes or notes else ""
+    return (
+        f'<section class="panel">\n<h2>What holds it up</h2>\n<p class="verdict">{escape(page.verdict)}</p>\n{listed}'
+        f"{_strips(page)}</section>\n"
+    )
+
+
+def _strips(page: Page) -> str:
+    if not page.strips:
+        return ""
+    rows = "\n".join(
+        f'<div class="role">{escape(role)}</div><div class="strip">{"".join(_part(*part) for part in parts)}</div>'
+        for role, parts in page.strips
+    )
+    shown = {kind for _, parts in page.strips for kind, share in parts if share >= _SEEN}
+    legend = "".join(
+        f'<span><i class="k-{escape(kind)}"></i>{escape(name)}</span>' for kind, name in page.kinds if kind in shown
+    )
+    return (
+        f'<div class="strips">\n{rows}\n<div></div><div class="scale">{_SCALE}</div>\n</div>\n'
+        f'<p class="legend">{legend}</p>\n<p class="none">{escape(page.waiting)}</p>\n'
+    )
+
+
+def _part(kind: str, share: float) -> str:
+    """One part of a strip; its share is written on it if there is room."""
+    if share < _SEEN:
+        return ""
+    text = f"{share:.0%}" if share >= _LABELLED else ""
+    return f'<span class="k-{escape(kind)}" style="width:{100 * share:.2f}%" title="{share:.1%}">{text}</span>'
 
 
 def _figure(page: Page) -> str:
@@ -119,6 +165,21 @@ h2 { display: inline; margin: 0; font-size: 16px; }
 .card .value { font-size: 26px; font-weight: 650; line-height: 1.3; font-variant-numeric: tabular-nums; }
 .reading { margin: 22px 2px; font-size: 16px; }
 .panel { padding: 18px 20px; margin: 0 0 14px; }
+.verdict { margin: 8px 0 6px; font-size: 17px; font-weight: 600; }
+.panel ul { margin: 0 0 14px; padding-left: 20px; color: var(--muted); font-size: 14px; }
+.panel ul b { color: var(--text); font-weight: 600; }
+.strips { display: grid; grid-template-columns: max-content 1fr; gap: 6px 14px; align-items: center; margin: 6px 0 0; }
+.role { color: var(--muted); font-size: 13px; text-align: right; }
+.strip { display: flex; height: 24px; border-radius: 5px; overflow: hidden; background: var(--line); }
+.strip span { color: #fff; font-size: 12px; line-height: 24px; text-align: center; overflow: hidden; }
+.scale { display: flex; justify-content: space-between; color: var(--muted); font-size: 12px; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 10px 0 0; font-size: 13px; }
+.legend i { display: inline-block; width: 11px; height: 11px; margin-right: 6px; border-radius: 3px; }
+.k-env { background: #1f5fa8; } .k-inference { background: #4a90d0; } .k-copy { background: #7a8ed8; }
+.k-asking { background: #2a9d8f; }
+.k-learn { background: #cf6f17; } .k-beside { background: #8a5aa8; } .k-other { background: #7d8797; }
+.k-wait { background: repeating-linear-gradient(135deg, #c9cfd9 0 5px, #dde2e9 5px 10px); }
+.strip .k-wait { color: #4a5361; }
 .figure { padding: 14px; }
 .figure img { display: block; width: 100%; height: auto; border-radius: 6px; }
 table { width: 100%; margin-top: 10px; border-collapse: collapse; font-variant-numeric: tabular-nums; }
@@ -130,6 +191,8 @@ summary { cursor: pointer; }
 .amount { margin-left: 8px; color: var(--muted); font-size: 13px; }
 .none { margin: 10px 0 0; color: var(--muted); }
 @media (prefers-color-scheme: dark) {
+  .k-wait { background: repeating-linear-gradient(135deg, #39424f 0 5px, #2d3541 5px 10px); }
+  .strip .k-wait { color: #b6bfcc; }
   .figure { background: #171717; }
   .figure img { filter: invert(0.91) hue-rotate(180deg); }
 }

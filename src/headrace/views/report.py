@@ -2,7 +2,8 @@
 
     metrics.jsonl ──> records ──┬──> figure ────────────────────────┐
     result.json, config.json,   │                                   ├──> page ──> report.html, report.png
-    versions.json ──────────────┴──> cards, tables, one sentence ───┘
+    versions.json ──────────────┴──> cards, tables, the doctor's ───┘
+                                     verdict, a strip per role
 
 Any of the files may be missing, short or full of nulls: a run that died early deserves a report most. They may also
 come from elsewhere (`headrace report`): they are read as data, within limits. What result.json says goes before what
@@ -24,9 +25,12 @@ from headrace.collecting.forecast import words
 from headrace.extras import has
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular, require_no_links
 from headrace.plain_text import encodable
+from headrace.planning.evidence import evidence_of
+from headrace.planning.verdict import judge
 from headrace.telemetry.sinks import STEP_TAG, Record, read_records
 from headrace.views.number_format import MISSING, decimal, duration, whole
 from headrace.views.page import Page, render_page
+from headrace.views.role_strips import KINDS, strips_of, waiting_of
 from headrace.views.time_split import reading, time_shares
 
 logger = logging.getLogger(__name__)
@@ -55,7 +59,7 @@ def write_report(run_dir: Path, has_figure: bool = True) -> None:
     """Write report.html and, with a figure, report.png into run_dir; earlier ones are replaced."""
     require_no_links(run_dir, [_unfinished(run_dir / name).name for name in ("report.png", "report.html")])
     records = _read_metrics(run_dir / "metrics.jsonl")
-    result = _read_json(run_dir / "result.json")
+    result, config = _read_json(run_dir / "result.json"), _read_json(run_dir / "config.json")
     title = encodable(run_dir.resolve().name, "utf-8")
     png, why = None, "This run ended within seconds, so no figure was drawn."
     if has_figure and not has("plots"):
@@ -73,16 +77,33 @@ def write_report(run_dir: Path, has_figure: bool = True) -> None:
         reading=reading(time_shares(records)),
         cards=_cards(result, records),
         results=_results(result, records),
-        config=_flat(_read_json(run_dir / "config.json")),
+        config=_flat(config),
         versions=_flat(_read_json(run_dir / "versions.json")),
         png=png,
         no_png=f"{why} Draw it with: headrace report {run_dir}",
+        **_doctored(records, config, result),
     )
     if png is None:
         (run_dir / "report.png").unlink(missing_ok=True)  # an earlier session's, which this page does not show
     else:
         _replace(run_dir / "report.png", png)
     _replace(run_dir / "report.html", encodable(render_page(page), "utf-8").encode())
+
+
+def _doctored(records: Sequence[Record], config: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """What headrace doctor says of the run, and a strip per role; nothing of a run that recorded too little."""
+    evidence = evidence_of(records, config, result)
+    if not evidence.is_enough:
+        return {}
+    verdict, strips = judge(evidence), strips_of(evidence)
+    return {
+        "verdict": verdict.sentence,
+        "causes": [(one.name, one.evidence) for one in verdict.causes],
+        "notes": verdict.notes,
+        "strips": [(one.role, list(one.parts.items())) for one in strips],
+        "kinds": list(KINDS.items()),
+        "waiting": waiting_of(strips),
+    }
 
 
 def _cards(result: Mapping[str, Any], records: Sequence[Record]) -> _Pairs:

@@ -23,12 +23,16 @@ class TimePart:
     name: str
     group: str
     doing: str
+    more: tuple[str, ...] = ()
+    """Names of the record that are part of it."""
 
     @property
-    def tag(self) -> str:
-        return f"headrace/time/{self.name}"
+    def tags(self) -> tuple[str, ...]:
+        return tuple(f"headrace/time/{name}" for name in (self.name, *self.more))
 
 
+# What a session does beside its run, and handing rollouts over: headrace doctor looks at each of them.
+BESIDE = ("hand_over", "episodes", "log", "view", "callback", "checkpoint", "evaluation")
 PHASES = (
     TimePart("env", "collect", "stepping the environments"),
     TimePart("inference", "collect", "choosing actions"),
@@ -37,7 +41,7 @@ PHASES = (
     TimePart("advantages", "learn", "computing advantages"),
     TimePart("sgd", "learn", "taking gradient steps"),
     TimePart("wait", "wait", "waiting"),
-    TimePart("other", "other", "on everything else"),
+    TimePart("other", "other", "on everything else", BESIDE),
 )
 GROUPS = ("collect", "learn", "wait", "other")
 
@@ -50,9 +54,10 @@ def time_shares(records: Iterable[Record]) -> dict[str, float]:
     seconds = {phase.name: 0.0 for phase in PHASES}
     for record in records:
         for phase in PHASES:
-            value = record.get(phase.tag, 0.0)
-            if math.isfinite(value):
-                seconds[phase.name] += max(value, 0.0)
+            for tag in phase.tags:
+                value = record.get(tag, 0.0)
+                if math.isfinite(value):
+                    seconds[phase.name] += max(value, 0.0)
     total = sum(seconds.values())
     if total <= 0.0:
         return {}

@@ -214,3 +214,32 @@ def test_every_string_is_escaped(tmp_path: Path) -> None:
 def test_a_name_the_font_has_no_glyphs_for(tmp_path: Path) -> None:
     write_report(a_run(tmp_path / "环境__ppo", [a_record(1)]))
     assert read_report(tmp_path / "环境__ppo").rows()["headrace · training report"] == "环境__ppo"
+
+
+class TestVerdict:
+    def test_the_doctor_speaks_in_the_report_and_strips_show_who_waits(self, tmp_path: Path) -> None:
+        workers = {"headrace/worker_0/env_s": 0.1, "headrace/worker_1/env_s": 0.9, "headrace/time/wait": 0.9}
+        records = [
+            {"time/iterations": number, "time/total_timesteps": 512 * number, "headrace/time/sgd": 0.1} | workers
+            for number in range(1, 20)
+        ]
+        where = {"topology": "processes", "workers": 2, "shards": 2, "cores": 2}
+        a_run(tmp_path / "run", records, result={"where": where}, config={"topology": {"n_envs": 8}})
+        write_report(tmp_path / "run", has_figure=False)
+        page = Reader((tmp_path / "run" / "report.html").read_text())
+        text = " ".join(page.texts)
+        assert "Imbalance between workers (80% of an update's time)" in text
+        assert "The learner waits 90% of its time for rollouts; workers wait 10% to 90%" in text
+        widths = [attrs["style"] for tag, attrs in page.elements if tag == "span" and "style" in attrs]
+        assert widths == [
+            "width:10.00%",
+            "width:90.00%",
+            "width:10.00%",
+            "width:90.00%",
+            "width:90.00%",
+            "width:10.00%",
+        ]
+
+    def test_a_short_run_has_no_verdict(self, tmp_path: Path) -> None:
+        write_report(a_run(tmp_path / "run", [a_record(1), a_record(2)]), has_figure=False)
+        assert "What holds it up" not in (tmp_path / "run" / "report.html").read_text()

@@ -1,0 +1,145 @@
+"""One update as a critical path: what it consists of, and how long it takes if a part of it changes. Pure.
+
+    inline      collect, learn, beside                          one after the other
+    in step     max(collect, beside), learn                     workers collect while the session logs
+    ahead       max(collect, learn + beside, CPU time / cores)  max_lag of at least 1: side by side
+
+`collect` is that of the slowest worker. Its parts: what all workers do (env, inference, copy), what the slowest one
+does beyond the others (slow_env, imbalance, stragglers), and what it takes to ask and to hand over (asking, latency).
+Of `beside` only what is not hidden behind collecting is in a cycle. Does not know options or words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from headrace.planning.evidence import BESIDE, LEARNING, Evidence
+
+INLINE, IN_STEP, AHEAD = "inline", "in step", "ahead"
+_WAITS = 0.05  # of an update: a learner that waits less is not held up
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Seconds of one update, by part."""
+
+    kind: str
+    steps: float
+    collect: Mapping[str, float]
+    learn: Mapping[str, float]
+    beside: Mapping[str, float]
+    hidden_s: float = 0.0
+    """What happens beside, behind collecting."""
+    cpu_s: float = 0.0
+    """CPU time of all processes."""
+    cores: float = 1.0
+    """That are free for them."""
+
+    @property
+    def collect_s(self) -> float:
+        """Until all rollouts are there."""
+        return sum(self.collect.values())
+
+    @property
+    def own_s(self) -> float:
+        """Of the thread that learns."""
+        return sum(self.learn.values()) + sum(self.beside.values())
+
+    @property
+    def crowded_s(self) -> float:
+        """The least that the cores need."""
+        return self.cpu_s / max(self.cores, 1.0)
+
+    @property
+    def update_s(self) -> float:
+        """Of a whole update."""
+        if self.kind == AHEAD:
+            return max(self.collect_s, self.own_s, self.crowded_s)
+        return self.collect_s + self.own_s
+
+    @property
+    def sps(self) -> float:
+        """Steps per second."""
+        return self.steps / self.update_s if self.update_s else 0.0
+
+    def binding(self) -> dict[str, float]:
+        """The parts on the critical path, in seconds. Side by side, only the longer side is on it."""
+        own = {**self.learn, **self.beside}
+        if self.kind != AHEAD:
+            return {**self.collect, **own}
+        return dict(self.collect) if self.collect_s > self.own_s else own
+
+    def scaled(self, **factors: float) -> Cycle:
+        """Some parts take another time."""
+        return replace(
+            self,
+            collect={name: seconds * factors.get(name, 1.0) for name, seconds in self.collect.items()},
+            learn={name: seconds * factors.get(name, 1.0) for name, seconds in self.learn.items()},
+            beside={name: seconds * factors.get(name, 1.0) for name, seconds in self.beside.items()},
+        )
+
+
+def cycle_of(evidence: Evidence) -> Cycle:
+    """The critical path of the updates that were seen."""
+    e, of = evidence, evidence.learner
+    learn = {name: of[name] for name in ("hand_over", *LEARNING, "other")}
+    beside = {name: of[name] for name in BESIDE}
+    if e.place == "inline" or not e.workers:
+        slow_s = min(_excess_s(e, len(e.slow_envs)), 0.95 * of["env"])
+        collect = {"env": of["env"] - slow_s, "slow_env": slow_s, "inference": of["inference"], "copy": of["copy"]}
+        return Cycle(INLINE, e.steps, collect, learn, beside, 0.0, e.learner_cpu_s, e.free_cores)
+    cpu_s = e.learner_cpu_s + e.actors_cpu_s * (e.place == "processes") + e.act_s * (e.inference == "central")
+    collect = _collecting(e)
+    if e.max_lag:
+        is_waiting = of["wait"] > _WAITS * e.update_s
+        if is_waiting:  # what workers did is all that the update took
+            collect["latency"] += max(0.0, e.update_s - sum(collect.values()))
+        return Cycle(AHEAD, e.steps, collect, learn, beside, 0.0, cpu_s, e.free_cores)
+    shown_s = max(0.0, of["wait"] + sum(beside.values()) - e.collected_s)
+    share = min(1.0, shown_s / sum(beside.values())) if sum(beside.values()) else 0.0
+    seen = {name: seconds * share for name, seconds in beside.items()}
+    hidden_s = sum(beside.values()) - sum(seen.values())
+    return Cycle(IN_STEP, e.steps, collect, learn, seen, hidden_s, cpu_s, e.free_cores)
+
+
+def _collecting(e: Evidence) -> dict[str, float]:
+    """The time until the slowest worker is done, by cause."""
+    busy = [one.busy for one in e.workers]
+    spread = [sum(index in shard_of(e, worker) for index in e.slow_envs) for worker in range(len(busy))]
+    excess = [min(_excess_s(e, count), 0.95 * one.env) for count, one in zip(spread, e.workers, strict=True)]
+    usual = [own - more for own, more in zip(busy, excess, strict=True)]
+    slowest = usual.index(max(usual))
+    others = [own for worker, own in enumerate(usual) if worker != slowest]
+    even_s = min(fmean(others), max(usual)) if others else usual[0]
+    total = sum(busy) - sum(excess) or 1.0
+    env, inference = sum(one.env for one in e.workers) - sum(excess), sum(one.inference for one in e.workers)
+    acting_s = even_s * inference / total
+    asking_s = max(0.0, acting_s - e.act_s) if e.inference == "central" else 0.0
+    stragglers_s = max(0.0, e.busiest_s - max(busy))
+    return {
+        "env": even_s * env / total,
+        "inference": acting_s - asking_s,
+        "copy": even_s * sum(one.copy for one in e.workers) / total,
+        "asking": asking_s,
+        "slow_env": max(busy) - max(usual),
+        "imbalance": max(usual) - even_s,
+        "stragglers": stragglers_s,
+        "latency": 0.0 if e.max_lag else max(0.0, e.collected_s - max(busy) - stragglers_s),
+    }
+
+
+def shard_of(e: Evidence, worker: int) -> set[int]:
+    """The environments of a worker: shards are consecutive and dealt out in turn, as collecting/topology has it."""
+    n_envs, shards = int(e.number("n_envs", 1)), max(1, e.shards)
+    small, extra = divmod(n_envs, shards)
+    starts = [small * shard + min(shard, extra) for shard in range(shards + 1)]
+    mine = range(worker, shards, max(1, len(e.workers)))
+    return {index for shard in mine for index in range(starts[shard], starts[shard + 1])}
+
+
+def _excess_s(e: Evidence, count: int) -> float:
+    """What some slow environments take beyond usual ones, per update."""
+    rows = e.steps / max(1.0, e.number("n_envs", 1))
+    return count * rows * max(0.0, e.slow_env_s - e.usual_env_s)

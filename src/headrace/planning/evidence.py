@@ -1,0 +1,233 @@
+"""What a run's files say about where its time went: numbers per update, before anything is concluded from them.
+
+    metrics.jsonl (records) · config.json · result.json ──evidence_of──> Evidence
+
+Files are data: what is missing, of another type or not finite counts as not known. The first record is left out, since
+processes start and code is compiled in it. Draws no conclusion (cycle, verdict).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+Record = Mapping[str, float]
+
+COLLECTING = ("env", "inference", "copy")
+LEARNING = ("completion", "advantages", "sgd")
+BESIDE = ("episodes", "log", "view", "callback", "checkpoint", "evaluation")  # what a session does between updates
+PHASES = (*COLLECTING, "hand_over", *LEARNING, "wait", *BESIDE, "other")
+FEWEST_RECORDS, FEWEST_SECONDS = 4, 0.2
+_MOST_RECORDS = 500  # the newest ones
+_CROWDED = 0.75  # of the machine's cores: with fewer, other programs matter
+_SAME_ENV, _MOST_SLOW, _SLOW = 0.8, 3, 2.0  # the same few environments are the slowest nearly always, and by this much
+
+
+@dataclass(frozen=True)
+class WorkerTimes:
+    """Seconds of one worker per update."""
+
+    env: float = 0.0
+    inference: float = 0.0
+    copy: float = 0.0
+    idle: float = 0.0
+    cpu: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """All but waiting for orders."""
+        return self.env + self.inference + self.copy
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Means per update, in seconds unless it says otherwise."""
+
+    learner: Mapping[str, float]
+    """By name of PHASES: the thread that learns. Inline it collects, too."""
+    steps: float
+    """Environment steps of an update."""
+    workers: tuple[WorkerTimes, ...] = ()
+    busiest_s: float = 0.0
+    """Of whichever worker was the busiest in each update."""
+    collected_s: float = 0.0
+    """From an update's end until its successor's rollouts were there, in a typical update."""
+    actors_cpu_s: float = 0.0
+    learner_cpu_s: float = 0.0
+    act_s: float = 0.0
+    """Of the busiest inference server's policy."""
+    slow_envs: tuple[int, ...] = ()
+    slow_env_s: float = 0.0
+    """A step of these, and of the environment in the middle."""
+    usual_env_s: float = 0.0
+    gradient_steps: float = 0.0
+    updates: int = 0
+    """How many were looked at, and how long they took in all."""
+    seconds: float = 0.0
+    free_cores: float = math.inf
+    """That other programs left to the run."""
+    cores: int = 1
+    place: str = "inline"
+    inference: str = "local"
+    turns: int = 1
+    shards: int = 1
+    max_lag: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Those of config.json, by their names on the command line with underscores."""
+
+    @property
+    def update_s(self) -> float:
+        """Of a whole update."""
+        return sum(self.learner.values())
+
+    @property
+    def sps(self) -> float:
+        """Environment steps per second."""
+        return self.steps / self.update_s if self.update_s else 0.0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it is worth a conclusion."""
+        return self.updates >= FEWEST_RECORDS and self.seconds >= FEWEST_SECONDS and self.steps > 0
+
+    def number(self, option: str, default: float = 0.0) -> float:
+        """An option that is a number."""
+        value = self.options.get(option)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 63
+        return float(value) if is_number and math.isfinite(value) else default  # type: ignore[arg-type]
+
+
+def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Mapping[str, Any]) -> Evidence:
+    """From what was read of a run directory."""
+    used = [_finite(record) for record in records[1:]][-_MOST_RECORDS:]
+    where, options = _where(result, config, used), _options(config)
+    count = _whole(where.get("workers"), 1) if where["topology"] != "inline" else 0
+    turns = max(1, _whole(where.get("turns"), 1))
+    learner = {name: _mean(used, f"headrace/time/{name}") for name in PHASES}
+    steps, gradient_steps = _per_update(records, "time/total_timesteps"), _per_update(records, "train/n_updates")
+    by_worker = [[_worker(record, worker, turns) for worker in range(count)] for record in used]
+    waits = [(record.get("headrace/time/wait", 0.0), _beside(record)) for record in used]
+    busiest_s = _mean_of([max((one.busy for one in workers), default=0.0) for workers in by_worker])
+    is_waited = median([wait for wait, _ in waits] or [0.0]) > 0.02 * sum(learner.values())
+    collected_s = median([wait + beside for wait, beside in waits] or [0.0]) if is_waited else busiest_s
+    slow, slow_s, usual_s = _slow_envs(used, _whole(options.get("n_envs"), 1))
+    free = [record["headrace/free_cores"] for record in used if "headrace/free_cores" in record]
+    cores = max(1, _whole(where.get("cores"), 1))
+    return Evidence(
+        learner=learner,
+        steps=steps,
+        workers=tuple(_mean_worker([workers[worker] for workers in by_worker]) for worker in range(count)),
+        busiest_s=busiest_s,
+        collected_s=collected_s,
+        actors_cpu_s=_mean(used, "headrace/actors/cpu_s") / turns,
+        learner_cpu_s=_mean(used, "headrace/cpu_s"),
+        act_s=_mean(used, "headrace/inference/act_s"),
+        slow_envs=slow,
+        slow_env_s=slow_s,
+        usual_env_s=usual_s,
+        gradient_steps=gradient_steps,
+        updates=len(used),
+        seconds=sum(learner.values()) * len(used),
+        free_cores=min(_mean_of(free) if free else math.inf, cores),
+        cores=cores,
+        place=str(where["topology"]),
+        inference=str(where.get("inference", "local")),
+        turns=turns,
+        shards=max(1, _whole(where.get("shards"), count or 1)),
+        max_lag=_whole(where.get("max_lag", options.get("max_lag")), 0),
+        options=options,
+    )
+
+
+def is_crowded(e: Evidence) -> bool:
+    """Whether other programs took cores that the run could have used."""
+    return e.free_cores < _CROWDED * e.cores
+
+
+def _where(result: Mapping[str, Any], config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any]:
+    """Where the run took place; what an older result.json does not say is seen from the records."""
+    said = result.get("where")
+    where = dict(said) if isinstance(said, dict) else {}
+    if where.get("topology") not in ("inline", "threads", "processes"):
+        last = records[-1] if records else {}
+        workers = sum(tag.startswith("headrace/sps/worker_") for tag in last)
+        asked = _options(config).get("topology")
+        where |= {"topology": (asked if asked == "threads" else "processes") if workers else "inline"}
+        where |= {"workers": workers}
+    where["workers"] = min(_whole(where.get("workers"), 1), 1024)
+    return where
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rooms of a config.json side by side; their keys differ."""
+    found: dict[str, Any] = {"algorithm": "ppo"}
+    for room in ("env", "policy", "algorithm", "topology", "session"):
+        part = config.get(room)
+        found |= {key: value for key, value in part.items() if key != "env"} if isinstance(part, dict) else {}
+    return found
+
+
+def _slow_envs(records: Sequence[Record], n_envs: int) -> tuple[tuple[int, ...], float, float]:
+    """The few environments that are the slowest in nearly every record, a step of theirs and a usual one.
+
+    Where steps are of any length, each of them is the slowest one at times: then none is named.
+    """
+    seen = [record for record in records if record.get("headrace/envs/median_s", 0.0) > 0.0]
+    if len(seen) < FEWEST_RECORDS:
+        return (), 0.0, 0.0
+    usual_s = median([record["headrace/envs/median_s"] for record in seen])
+    most = min(_MOST_SLOW, max(1, n_envs // 4))
+    named, count = list[int](), 0
+    for index, times in Counter(int(record.get("headrace/envs/slowest", -1)) for record in seen).most_common(most):
+        named, count = [*named, index], count + times
+        if count >= _SAME_ENV * len(seen):
+            mine = [one["headrace/envs/slowest_s"] for one in seen if int(one["headrace/envs/slowest"]) in named]
+            slow_s = median(mine)
+            return (tuple(sorted(named)), slow_s, usual_s) if slow_s >= _SLOW * usual_s else ((), 0.0, usual_s)
+    return (), 0.0, usual_s
+
+
+def _worker(record: Record, worker: int, turns: int) -> WorkerTimes:
+    """In turns, the time of one shard runs on while another one is stepped."""
+    parts = [record.get(f"headrace/worker_{worker}/{name}_s", 0.0) for name in (*COLLECTING, "idle", "cpu")]
+    return WorkerTimes(*(part / turns for part in parts))
+
+
+def _mean_worker(times: Sequence[WorkerTimes]) -> WorkerTimes:
+    names = (*COLLECTING, "idle", "cpu")
+    return WorkerTimes(*(_mean_of([getattr(one, name) for one in times]) for name in names))
+
+
+def _beside(record: Record) -> float:
+    return sum(record.get(f"headrace/time/{name}", 0.0) for name in BESIDE)
+
+
+def _per_update(records: Sequence[Record], tag: str) -> float:
+    """How much a count grows with an update; a record may stand for several of them."""
+    pairs = [(one["time/iterations"], one[tag]) for one in records if {"time/iterations", tag} <= one.keys()]
+    pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    grown = [(b - a) / (j - i) for (i, a), (j, b) in pairwise(pairs) if j > i and b >= a]
+    return _mean_of(grown[-_MOST_RECORDS:])
+
+
+def _finite(record: Record) -> Record:
+    return {tag: value for tag, value in record.items() if math.isfinite(value) and value >= 0.0}
+
+
+def _mean(records: Sequence[Record], tag: str) -> float:
+    return _mean_of([record.get(tag, 0.0) for record in records])
+
+
+def _mean_of(numbers: Sequence[float]) -> float:
+    return fmean(numbers) if numbers else 0.0
+
+
+def _whole(value: Any, default: int) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else default

@@ -1,0 +1,139 @@
+"""`headrace doctor RUN`: verdict, evidence and advice from a run's files; files from elsewhere give one clear line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.cli.main import main
+from headrace.run_lock import RunLock, is_live
+
+
+def a_run(folder: Path, updates: int = 20, result: Any = None, **times: float) -> Path:
+    """A run directory, as far as the doctor looks at it."""
+    folder.mkdir()
+    lines = [
+        {"time/iterations": number, "time/total_timesteps": 512 * number}
+        | {f"headrace/time/{name}": seconds for name, seconds in times.items()}
+        for number in range(1, updates + 1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "config.json").write_text(json.dumps({"topology": {"n_envs": 8}, "session": {"log_interval": 1}}))
+    (folder / "result.json").write_text(json.dumps(result or {"where": {"topology": "inline", "cores": 2}}))
+    return folder
+
+
+def test_text_and_json_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = tmp_path / "doctor.json"
+    assert main(["doctor", str(a_run(tmp_path / "run", log=0.7, env=0.3)), "--json", str(answer)]) == 0
+    said, found = capsys.readouterr().out, json.loads(answer.read_text())
+    assert "ended, 512 steps/s over 19 updates" in said
+    assert "Logging-bound (70% of an update's time) and env-bound (30%)." in said
+    assert "write metrics less often: --log-interval 10" in said
+    assert found["verdict"]["names"] == ["logging-bound", "env-bound"]
+    first = found["advice"][0]
+    assert (first["options"], first["is_applicable"]) == (["--log-interval", "10"], True)
+    assert first["gain"] == pytest.approx(1 / 0.37)
+    assert not found["is_live"]
+
+
+def test_a_run_that_is_going_on_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(tmp_path / "run", env=1.0)
+    assert not is_live(run)
+    with RunLock.take(run):
+        assert is_live(run)
+        assert main(["doctor", str(run)]) == 0
+    assert "still running" in capsys.readouterr().out
+
+
+def test_too_short_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(a_run(tmp_path / "run", updates=3, env=1.0)), "--apply"]) == 0
+    said = capsys.readouterr().out
+    assert "Too short to say: 2 updates after the first one" in said
+    assert "no advice that is an option" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("result.json", "[" * 100_000, "can't be read"),
+        ("result.json", '{"where": ', "can't be read"),
+        ("config.json", "no json", "can't be read"),
+        ("metrics.jsonl", None, "expected a run directory with a metrics.jsonl"),
+    ],
+)
+def test_files_that_are_damaged_give_one_line(
+    name: str, content: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path / "run", env=1.0)
+    if content is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_text(content)
+    assert main(["doctor", str(run)]) != 0
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_odd_numbers_and_lines_are_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(tmp_path / "run", env=0.9, sgd=0.1)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"headrace/time/env": 1e308, "time/iterations": null}\n[1]\n{"headrace/time/env": "x"}\n{"torn')
+    assert main(["doctor", str(run)]) == 0
+    assert "bound" in capsys.readouterr().out
+
+
+def test_nothing_to_look_at(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.cli.doctor_command.find_spec", lambda name: None)  # the machine is not looked at
+    assert main(["doctor"]) == 2
+    assert "expected a run directory: headrace doctor RUN" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of small updates, most of whose time is learning."""
+    folder = tmp_path_factory.mktemp("doctor") / "run"
+    with hr.PPO(
+        "MlpPolicy", "CartPole-v1", n_envs=2, n_steps=32, batch_size=2, n_epochs=10, seed=1, topology="inline"
+    ) as model:
+        model.learn(64 * 50, run_dir=folder, check_episodes=0)
+    return folder
+
+
+def test_a_real_run_and_its_advice_tried(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = tmp_path / "doctor.json"
+    short = ["--seconds", "0.05", "--rounds", "1"]
+    assert main(["doctor", str(trained), "--apply", "--trust", *short, "--json", str(answer)]) == 0
+    said, found = capsys.readouterr().out, json.loads(answer.read_text())
+    assert found["verdict"]["sentence"] in said
+    assert found["verdict"]["shares"]["learner-bound"] > 0.2
+    assert any("--batch-size" in one["options"] for one in found["advice"]), "minibatches were measured"
+    best = next(one for one in found["advice"] if one["is_applicable"])
+    assert found["applied"]["options"] == best["options"]
+    assert found["applied"]["achieved"] > 0
+    assert "predicted" in said
+
+
+def test_what_a_file_names_is_not_imported_unasked(trained: Path, tmp_path: Path) -> None:
+    """As for --resume: a configuration that this user's run did not write is a stranger's."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("metrics.jsonl", "result.json"):
+        (run / name).write_bytes((trained / name).read_bytes())
+    config = json.loads((trained / "config.json").read_text())
+    config["env"]["env"] = "owned:Env"
+    (run / "config.json").write_text(json.dumps(config))
+    (tmp_path / "owned.py").write_text("raise SystemExit('hello from owned')")
+    command = [sys.executable, "-m", "headrace", "doctor", "run", "--apply"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "owned:Env" in done.stderr
+    assert "--trust" in done.stderr
+    assert "hello from owned" not in done.stderr

@@ -1,0 +1,272 @@
+"""The doctor's arithmetic: for every verdict a case in which it is right, and one in which saying it would be a lie."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.planning import verdict as causes
+from headrace.planning.advice import Advice, advise
+from headrace.planning.cycle import AHEAD, IN_STEP, Cycle, cycle_of
+from headrace.planning.evidence import PHASES, Evidence, WorkerTimes, evidence_of
+from headrace.planning.verdict import judge
+
+
+def run(workers: tuple[WorkerTimes, ...] = (), max_lag: int = 0, **seconds: float) -> Evidence:
+    """8 environments, 64 rows; what an update takes, by phase, all of it CPU time on 4 free cores."""
+    learner = dict.fromkeys(PHASES, 0.0) | seconds
+    busy = [one.busy for one in workers]
+    beside = sum(learner[name] for name in ("episodes", "log", "view", "callback", "checkpoint", "evaluation"))
+    actors_cpu_s = sum(one.cpu for one in workers) or learner["env"] + learner["inference"] + learner["copy"]
+    return Evidence(
+        learner, steps=512, workers=workers, busiest_s=max(busy, default=0.0),
+        collected_s=learner["wait"] + beside if learner["wait"] else max(busy, default=0.0),
+        actors_cpu_s=actors_cpu_s, learner_cpu_s=sum(learner.values()) - learner["wait"], updates=20, seconds=10.0,
+        free_cores=4.0, cores=4, place="processes" if workers else "inline", shards=max(1, len(workers)),
+        max_lag=max_lag, gradient_steps=10,
+        options={"n_envs": 8, "n_epochs": 10, "log_interval": 1, "checkpoint_every": 1000},
+    )  # fmt: skip
+
+
+def busy(env: float = 0.0, inference: float = 0.0, copy: float = 0.0, idle: float = 0.0) -> WorkerTimes:
+    return WorkerTimes(env, inference, copy, idle, env + inference + copy)
+
+
+def gain(evidence: Evidence, option: str, **more: Any) -> float:
+    """Of the advice with this option; 1 if there is none."""
+    return next((one.gain for one in advise(evidence, **more) if option in one.options), 1.0)
+
+
+def record(update: int, **seconds: float) -> dict[str, float]:
+    return {
+        "time/iterations": update,
+        "time/total_timesteps": 512.0 * update,
+        **{f"headrace/{name}": value for name, value in seconds.items()},
+    }
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("seconds", "expected"),
+        [
+            ({"env": 0.8, "sgd": 0.1}, causes.ENV),
+            ({"inference": 0.8, "sgd": 0.1}, causes.INFERENCE),
+            ({"sgd": 0.7, "completion": 0.1, "env": 0.1}, causes.LEARNER),
+            ({"hand_over": 0.5, "copy": 0.3, "env": 0.1}, causes.COMMUNICATION),
+            ({"log": 0.4, "episodes": 0.3, "env": 0.1}, causes.LOGGING),
+            ({"checkpoint": 0.7, "env": 0.1}, causes.CHECKPOINTS),
+            ({"evaluation": 0.7, "env": 0.1}, causes.EVALUATIONS),
+            ({"callback": 0.7, "env": 0.1}, causes.CALLBACK),
+        ],
+    )
+    def test_inline_the_longest_phase_is_the_cause(self, seconds: dict[str, float], expected: str) -> None:
+        verdict = judge(run(**seconds))
+        assert verdict.names == (expected,)
+        assert verdict.causes[0].share == pytest.approx(1 - min(seconds.values()) / sum(seconds.values()))
+
+    def test_two_causes_at_once_are_both_named_the_larger_one_first(self) -> None:
+        verdict = judge(run(env=0.3, sgd=0.6, log=0.1))
+        assert verdict.names == (causes.LEARNER, causes.ENV)
+        assert verdict.sentence.startswith("Learner-bound (60% of an update's time) and env-bound (30%)")
+
+    def test_no_single_cause(self) -> None:
+        verdict = judge(run(env=0.2, sgd=0.2, log=0.2, checkpoint=0.2, inference=0.2))
+        assert verdict.names == (causes.BALANCED,)
+        assert "No single cause" in verdict.sentence
+
+    def test_too_short_a_run_says_so(self) -> None:
+        verdict = judge(replace(run(env=1.0), updates=3))
+        assert verdict.names == (causes.TOO_SHORT,)
+        assert not advise(replace(run(env=1.0), updates=3))
+
+    def test_findings_of_others_are_carried_along(self) -> None:
+        assert "Two environments started alike." in judge(run(env=1.0), ["Two environments started alike."]).notes
+
+    def test_workers_in_step_are_named_by_what_they_do(self) -> None:
+        slow = run((busy(env=0.9), busy(env=0.9)), wait=0.9, sgd=0.1)
+        assert judge(slow).names == (causes.ENV,)
+        assert judge(slow).is_starved
+
+    def test_logging_that_is_hidden_behind_collecting_is_no_cause(self) -> None:
+        hidden = run((busy(env=0.9), busy(env=0.9)), wait=0.4, log=0.5, sgd=0.1)
+        assert judge(hidden).names == (causes.ENV,)
+        assert any("cost nothing" in note for note in judge(hidden).notes)
+        assert gain(hidden, "--log-interval") == 1.0
+
+    def test_a_learner_that_logs_so_long_that_workers_idle_is_logging_bound(self) -> None:
+        shown = run((busy(env=0.1, idle=0.9), busy(env=0.1, idle=0.9)), wait=0.0, log=0.9, sgd=0.1)
+        assert judge(shown).names == (causes.LOGGING,)
+        assert cycle_of(shown).beside["log"] == pytest.approx(0.8)  # the rest is behind collecting
+
+    def test_one_slow_worker_is_an_imbalance_and_not_env_bound(self) -> None:
+        verdict = judge(run((busy(env=0.1), busy(env=0.9)), wait=0.9, sgd=0.05))
+        assert verdict.names == (causes.IMBALANCE,)
+        assert "worker 1 is busy for 900 ms" in verdict.causes[0].evidence
+
+    def test_a_worker_that_is_slow_for_one_env_is_named_by_that_env(self) -> None:
+        one = run((busy(env=0.1), busy(env=0.74)), wait=0.74, sgd=0.02)
+        verdict = judge(replace(one, slow_envs=(6,), slow_env_s=0.0101, usual_env_s=0.0001))
+        assert verdict.names == (causes.SLOW_ENV,)  # 64 rows of 10 ms beyond the others
+        assert "env 6" in verdict.sentence
+        assert verdict.shares[causes.IMBALANCE] == pytest.approx(0.0)
+
+    def test_a_slow_env_of_the_other_worker_does_not_explain_an_imbalance(self) -> None:
+        one = run((busy(env=0.1), busy(env=0.74)), wait=0.74, sgd=0.02)
+        assert judge(replace(one, slow_envs=(0,), slow_env_s=0.0101, usual_env_s=0.0001)).names[0] == causes.IMBALANCE
+
+    def test_a_different_worker_is_late_each_time(self) -> None:
+        late = replace(run((busy(env=0.3), busy(env=0.3)), wait=0.9, sgd=0.05), busiest_s=0.9)
+        assert judge(late).names == (causes.STRAGGLERS, causes.ENV)
+
+    def test_a_server_that_takes_long_is_inference_bound_a_way_to_it_is_communication(self) -> None:
+        central = replace(run((busy(env=0.05, inference=0.9), busy(env=0.05, inference=0.9)), wait=0.95, sgd=0.05))
+        acting, asking = (replace(central, inference="central", act_s=act_s) for act_s in (0.85, 0.05))
+        assert judge(acting).names == (causes.INFERENCE,)
+        assert judge(asking).names == (causes.COMMUNICATION,)
+
+    def test_side_by_side_only_the_longer_side_holds_up(self) -> None:
+        collecting = run((busy(env=1.0),), max_lag=1, wait=0.6, sgd=0.4)
+        assert judge(collecting).names == (causes.ENV,)
+        learning = run((busy(env=0.3, idle=0.7),), max_lag=1, wait=0.0, sgd=1.0)
+        assert judge(learning).names == (causes.LEARNER,)
+        assert gain(learning, "--workers") == 1.0
+
+    def test_sides_of_the_same_length_are_balanced(self) -> None:
+        even = run((busy(env=1.0),), max_lag=1, wait=0.0, sgd=0.98)
+        assert judge(even).names == (causes.BALANCED,)
+
+    def test_a_busy_machine_is_said_beside_the_cause(self) -> None:
+        crowded = replace(run(env=0.9, sgd=0.1), free_cores=1.0)
+        assert "Other programs left 1.0 of 4 cores" in judge(crowded).notes[0]
+        assert not judge(run(env=0.9, sgd=0.1)).notes
+
+
+class TestAdvice:
+    def test_workers_by_hand(self) -> None:
+        # 0.8 s of stepping in 4 workers: 0.2 s, 4 x 400 us to hand over, and 0.2 s of learning
+        assert gain(run(env=0.8, sgd=0.2), "--workers") >= 1.0 / (0.2 + 0.0016 + 0.2) - 1e-9
+
+    def test_workers_need_cores_unless_their_environments_sleep(self) -> None:
+        burning = replace(run(env=0.8, sgd=0.2), free_cores=1.0, cores=1)
+        assert gain(burning, "--topology") <= 1.0 / 0.8 + 1e-9  # collect while the learner learns, at best
+        sleeping = replace(burning, actors_cpu_s=0.01, learner_cpu_s=0.21)
+        assert gain(sleeping, "--topology") > 3.0
+
+    def test_a_thread_that_waits_for_a_core_does_not_look_like_one_that_sleeps(self) -> None:
+        # Everything took three times as long as its CPU time: learning, too, which never sleeps.
+        crowded = replace(run(env=0.6, sgd=0.4), actors_cpu_s=0.2, learner_cpu_s=1 / 3, free_cores=1.0, cores=2)
+        assert gain(crowded, "--topology") < 1.7
+
+    def test_overlap_by_hand(self) -> None:
+        in_step = run((busy(env=0.5), busy(env=0.5)), wait=0.5, sgd=0.5)
+        assert gain(in_step, "--max-lag") == pytest.approx(2.0)
+
+    def test_fewer_logs_checkpoints_epochs_by_hand(self) -> None:
+        assert gain(run(log=0.5, sgd=0.5), "--log-interval") == pytest.approx(1 / 0.55)
+        assert gain(run(checkpoint=0.5, sgd=0.5), "--checkpoint-every") == pytest.approx(1 / 0.55)
+        assert gain(run(env=0.5, sgd=0.5), "--n-epochs") == pytest.approx(1 / 0.75)
+
+    def test_larger_minibatches_are_advised_only_where_they_were_measured(self) -> None:
+        tiny = run(env=0.1, sgd=0.9)
+        assert gain(tiny, "--batch-size") == 1.0
+        assert gain(tiny, "--batch-size", learning={("batch_size", 512): 0.25}) == pytest.approx(1 / 0.325)
+
+    def test_a_slow_env_can_be_made_faster_by_its_author_only(self) -> None:
+        slow = replace(run(env=0.74, sgd=0.1), slow_envs=(3,), slow_env_s=0.0101, usual_env_s=0.0001)
+        found = {one.what: one for one in advise(slow)}
+        mended = found["make the slow environments as fast as the others"]
+        assert not mended.is_applicable
+        assert mended.gain == pytest.approx(0.84 / (0.84 - 0.64))
+
+    def test_ranked_by_gain_with_options_to_type(self) -> None:
+        found = advise(run(env=0.5, sgd=0.3, log=0.2))
+        in_steps = [one for one in found if not one.counts_frames]
+        assert [one.gain for one in in_steps] == sorted((one.gain for one in in_steps), reverse=True)
+        assert all(one.options[0].startswith("--") for one in found if one.options)
+        assert all(not one.is_applicable for one in found if one.counts_frames)
+        assert isinstance(found[0], Advice)
+
+
+parts = st.fixed_dictionaries({
+    name: st.floats(0.001, 1.0)
+    for name in ("env", "inference", "copy", "hand_over", "completion", "advantages", "sgd", "log", "checkpoint",
+                 "other")
+})  # fmt: skip
+
+
+@given(parts)
+def test_gains_are_real_and_ranked(seconds: dict[str, float]) -> None:
+    for one in advise(run(**seconds)):
+        assert math.isfinite(one.gain)
+        assert one.gain >= 1.05
+
+
+@given(parts, st.sampled_from(["env", "sgd", "log"]))
+def test_to_halve_what_does_not_bind_gains_nothing(seconds: dict[str, float], name: str) -> None:
+    cycle = replace(cycle_of(run(**seconds)), kind=AHEAD, cpu_s=0.0)
+    is_binding = name in cycle.binding()
+    assert (cycle.scaled(**{name: 0.5}).update_s < cycle.update_s) == is_binding
+
+
+@given(parts, st.sampled_from(sorted(set(PHASES) - {"wait", "view", "episodes", "callback", "evaluation"})))
+def test_shares_add_up_and_grow_with_their_phase(seconds: dict[str, float], name: str) -> None:
+    before, after = (judge(run(**seconds | {name: factor * seconds[name]})) for factor in (1.0, 2.0))
+    assert sum(before.shares.values()) == pytest.approx(1.0)
+    cause = next(cause for cause, which in causes._PARTS.items() if name in which)
+    assert after.shares[cause] > before.shares[cause]
+
+
+@given(st.floats(0.01, 1.0), st.floats(0.01, 1.0), st.floats(0.0, 1.0))
+def test_ahead_is_never_slower_than_in_step(collect: float, learn: float, beside: float) -> None:
+    in_step = Cycle(IN_STEP, 1.0, {"env": collect}, {"sgd": learn}, {"log": beside}, cpu_s=0.0)
+    assert replace(in_step, kind=AHEAD).update_s <= in_step.update_s
+
+
+class TestEvidence:
+    def test_means_per_update_without_the_first_record(self) -> None:
+        first = record(1, **{"time/env": 100.0})
+        seen = evidence_of([first, *(record(n, **{"time/env": 0.5, "time/sgd": 0.1}) for n in range(2, 8))], {}, {})
+        assert seen.learner["env"] == pytest.approx(0.5)
+        assert (seen.updates, seen.steps) == (6, 512)
+        assert seen.sps == pytest.approx(512 / 0.6)
+
+    def test_records_of_every_tenth_update_count_steps_of_one(self) -> None:
+        assert evidence_of([record(10 * n) for n in range(1, 8)], {}, {}).steps == 512
+
+    def test_one_slow_env_is_found_by_its_number(self) -> None:
+        times = {"envs/slowest": 3.0, "envs/slowest_s": 0.01, "envs/median_s": 0.001, "time/env": 1.0}
+        seen = evidence_of([record(n, **times) for n in range(1, 12)], {"topology": {"n_envs": 8}}, {})
+        assert (seen.slow_envs, seen.slow_env_s, seen.usual_env_s) == ((3,), 0.01, 0.001)
+
+    def test_environments_that_are_slow_in_turns_are_not_slow_envs(self) -> None:
+        records = [
+            record(n, **{"envs/slowest": float(n % 8), "envs/slowest_s": 0.01, "envs/median_s": 0.001})
+            for n in range(40)
+        ]
+        assert evidence_of(records, {"topology": {"n_envs": 8}}, {}).slow_envs == ()
+
+    def test_workers_are_taken_from_where_the_run_took_place(self) -> None:
+        times = {"worker_0/env_s": 0.2, "worker_1/env_s": 0.6, "worker_1/idle_s": 0.1, "time/wait": 0.6}
+        where = {"topology": "processes", "workers": 2, "shards": 2, "cores": 2}
+        seen = evidence_of([record(n, **times) for n in range(1, 9)], {}, {"where": where})
+        assert [one.busy for one in seen.workers] == pytest.approx([0.2, 0.6])
+        assert seen.busiest_s == pytest.approx(0.6)
+
+    @pytest.mark.parametrize(
+        ("config", "result"),
+        [
+            ({"topology": 7, "session": []}, {"where": "here"}),
+            ({"topology": {"n_envs": "many", "n_epochs": 10**40}}, {"where": {"workers": -3, "topology": []}}),
+            ({"topology": {"n_envs": math.nan}}, {"where": {"topology": "processes", "workers": 10**9}}),
+        ],
+    )
+    def test_files_may_say_anything(self, config: dict[str, Any], result: dict[str, Any]) -> None:
+        odd = [record(n, **{"time/env": math.nan, "time/sgd": -5.0, "envs/slowest": 1e300}) for n in range(9)]
+        judge(evidence_of(odd, config, result))
+        advise(evidence_of([record(n, **{"time/env": 1.0}) for n in range(9)], config, result))
+
+    def test_no_records(self) -> None:
+        assert judge(evidence_of([], {}, {})).names == (causes.TOO_SHORT,)
