@@ -123,7 +123,7 @@ class Callers:
         """Several of a kind at once, each with its future."""
         for call, future in calls:
             self._jobs.put(_Call(call, future, kind))
-        if len(self._threads) <= len(self._running):  # an idle one would see to what it does not take itself
+        if self._num_waiting > 0:
             self._see_to_the_queue(kind)
 
     def go_on(self, call: Callable[[], Any], future: Awaited, kind: str) -> None:
@@ -186,7 +186,7 @@ class Callers:
         """More threads for calls that wait, as far as is known; for others the keeper has a look."""
         waits_s = self._waits.get(kind)
         most = _UNKNOWN if waits_s is None else self._most_useful(waits_s)
-        self._start(self._num_waiting, most)
+        self._start(min(self._num_waiting, most - len(self._threads)))
         if self._most > 1 and self._num_waiting > 0 and not self._keeping.is_set():
             self._keeping.set()
             with self._lock:
@@ -194,14 +194,10 @@ class Callers:
                     self._keeper = threading.Thread(target=self._keep, name="env-callers-keeper", daemon=True)
                     self._keeper.start()
 
-    def _start(self, count: int, most: int = 1 << 30) -> None:
-        """So many more, but not more than `most` in all, whoever else starts some at the same time."""
-        most = min(most, self._most)
-        if len(self._threads) >= most:
-            return
+    def _start(self, count: int) -> None:
         with self._lock:
-            for _ in range(count):
-                if self._is_closed or len(self._threads) >= most:
+            for _ in range(min(count, self._most - len(self._threads))):
+                if self._is_closed:
                     return
                 thread = threading.Thread(target=self._work, name="env-caller", daemon=True)
                 self._threads.add(thread)
@@ -233,7 +229,7 @@ class Callers:
             if is_idle:
                 self._start(waiting)
             elif (most := self._most_useful(self._waits_s)) > 1:
-                self._start(waiting, most)
+                self._start(min(waiting, most - len(self._threads)))
             elif not self._is_computing or len(self._threads) < _COMPUTING:
                 self._start(min(waiting, len(self._threads)))
 
@@ -251,9 +247,6 @@ class Callers:
     def _do(self, job: _Call) -> None:
         job.begun_s, job.thread = now_s(), threading.current_thread()
         self._running[id(job.future)] = job
-        if self._num_waiting > 0:  # those who submitted them counted on this thread
-            self._see_to_the_queue(job.kind)
-            job.begun_s = now_s()
         if not job.future.set_running_or_notify_cancel():
             del self._running[id(job.future)]
             return
@@ -291,4 +284,4 @@ def most_useful(waits_s: float, computes_s: float) -> int:
 
 def _towards(known_s: float, waited_s: float) -> float:
     """Down quickly and up slowly: a call that computes looks as if it waited when others have the interpreter."""
-    return known_s + (0.3 if waited_s < known_s else 0.03) * (waited_s - known_s)
+    return known_s + (0.3 if waited_s < known_s else 0.1) * (waited_s - known_s)

@@ -28,17 +28,6 @@ def test_as_many_threads_as_calls() -> None:
     assert callers.close() == 0
 
 
-def test_calls_that_counted_on_one_idle_thread_get_others() -> None:
-    """Nobody but that thread can know that it took one of them and is away with it."""
-    callers, gate = Callers(), threading.Event()
-    callers.submit(threading.get_ident).result(5)
-    calls: list[Future[object]] = [Future() for _ in range(3)]
-    callers.submit_all([(lambda: gate.wait(20), one) for one in calls[:2]] + [(lambda: "done", calls[2])])
-    assert calls[2].result(5) == "done"
-    gate.set()
-    assert callers.close() == 0
-
-
 def test_one_thread_keeps_the_order() -> None:
     callers, seen = Callers(most=1), list[int]()
     for one in [callers.submit(lambda at=at: seen.append(at)) for at in range(50)]:
