@@ -83,7 +83,8 @@ class Training:
         self._run.close()
 
     def steps_per_s(self, seconds: float) -> float:
-        """Of whole updates."""
+        """Of whole updates; not of the first, whose rollouts workers have collected while this run rested."""
+        self._run.update(1 << 40)
         steps, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < seconds:
             steps += self._run.update(1 << 40).new_steps

@@ -174,11 +174,7 @@ class _Look:
         self.bounds = Bounds(cpus(), available_bytes(), is_pool=config.env.is_vector())
         if "topology" in fixed and self._place.topology == "processes":
             return
-        try:
-            look = look_at(config.env, config.seed, self._place, self._rehearsed)
-        except HeadraceError as error:
-            logger.info("tune: nothing could be measured beforehand: %s", message_of(error))
-            return
+        look = look_at(config.env, config.seed, self._place, self._rehearsed)
         self._measured = seen = replace(look.measured, free_cores=math.inf)  # trials show what others leave
         self.bounds = replace(self.bounds, cpu_share=seen.cpu_share, make_s=look.make_s, is_pool=seen.is_pool)
         self._act_s = {1: seen.policy.call_s, self._place.n_envs: seen.policy.act_s}

@@ -18,11 +18,11 @@ from headrace.cli.options import env_kwargs, flat, parse, read_config, translate
 from headrace.cli.own_modules import find_own_modules
 from headrace.cli.own_words import require_own_words
 from headrace.cli.printing import drop_stdout, explain, warn
+from headrace.cli.saved_session import home_of, saved_session
 from headrace.cli.tuning import TuneOptions, given, intended, keep_trials, note_reason, require_fitting, tuned
 from headrace.collecting.topology import PLACES, TopologyConfig
 from headrace.envs.spec import EnvSpec
-from headrace.errors import CheckpointError, HeadraceError, UsageError
-from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
+from headrace.errors import HeadraceError, UsageError
 from headrace.learning.config import ALGORITHMS, PpoConfig
 from headrace.policies.config import PolicyConfig
 from headrace.presets import preset
@@ -200,7 +200,7 @@ def _resume(argv: list[str]) -> int:
     if "--tune" in argv:
         raise UsageError("--resume goes on with what was chosen: leave --tune out, or begin a new run with it")
     named, elsewhere = Path(value_of("--resume", argv) or ""), value_of("--run-dir", argv)
-    home = _home(named) if (named / "manifest.json").exists() else named
+    home = home_of(named) if (named / "manifest.json").exists() else named
     with _early_lock(home if elsewhere is None else Path(elsewhere), "--dry-run" in argv) as lock:
         if (named / "config.json").is_file() and not has_checkpoints(named):
             return _begin_again(argv, named, lock)
@@ -235,8 +235,8 @@ def _resume_locked(argv: list[str], named: Path, lock: RunLock | None) -> int:
     for line in damaged:
         warn(line)
     require_sound(snapshot)
-    saved, home = decode(snapshot.state["config"]), _home(found)
-    options = _parse(argv, _options(saved, _saved_session(home)))
+    saved, home = decode(snapshot.state["config"]), home_of(found)
+    options = _parse(argv, _options(saved, saved_session(home)))
     admit(snapshot, trust=options.trust, named=_spec(_typed(argv, options)))
     _require_same(saved, _run_config(options), options.algorithm)
     _require_consent(argv, options, _spec(_typed(argv, options)))  # of --config; the environment is the run's
@@ -301,28 +301,6 @@ def _train(
     except HeadraceError as error:  # the run is done all the same
         explain(error, "warning")
     return result.exit_code
-
-
-def _home(checkpoint: Path) -> Path | None:
-    """The run directory that a checkpoint belongs to; None if it was saved on its own."""
-    if checkpoint.parent.name == "checkpoints":
-        return checkpoint.parent.parent
-    return checkpoint.parent if (checkpoint.parent / "config.json").is_file() else None
-
-
-def _saved_session(home: Path | None) -> SessionConfig:
-    if home is None or not (home / "config.json").is_file():
-        return SessionConfig()
-    try:
-        session = parse_object(read_regular(home / "config.json", MAX_JSON_BYTES))["session"]
-        if any(isinstance(value, int) and value >= 1 << 63 for value in session.values()):
-            raise ValueError("a number of the session is too large")
-        return SessionConfig(**session)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
-        raise CheckpointError(
-            f"{home / 'config.json'} can't be read: {type(error).__name__}: {error}; mend it, or remove it and say "
-            f"--total-timesteps again"
-        ) from error
 
 
 def _options(config: RunConfig, session: SessionConfig) -> TrainOptions:

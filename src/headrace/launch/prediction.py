@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from headrace.clock import now_s
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.building import build_envs, first_look
 from headrace.envs.spec import EnvSpec
+from headrace.envs.time_limit import time_limit
 from headrace.errors import EnvError
 from headrace.launch.decision import Measured, update_s
 from headrace.launch.measuring import FreeCores, measure
 from headrace.launch.rehearsal import Rehearsal
+from headrace.memory.crash_note import CrashNote
 from headrace.memory.spaces import ObservationSpace, Space
 
 
@@ -49,20 +52,24 @@ def look_at(
     rehearsed: Callable[[ObservationSpace, Space], Rehearsal],
 ) -> Look:
     """Build one environment, step it for a moment, rehearse policy and update."""
-    free = FreeCores()
-    spec, envs = first_look(spec, seed)
+    free, note = FreeCores(), CrashNote(1)
+    in_time = partial(time_limit, spec.name, note, place.hang_ceiling_s)
+    with in_time():
+        spec, envs = first_look(spec, seed, note=note)
     try:
-        measured = measure(spec, seed, envs, place.n_envs)
+        observation, action = envs.observation_space, envs.action_space
+        with in_time():
+            measured = measure(spec, seed, envs, place.n_envs)
+            begun_s = now_s()
+            build_envs(spec, range(1, 2), seed).close()  # the first one may have imported something
+            make_s = now_s() - begun_s
         if measured is None:
             raise EnvError(f"{spec.name}: could not be stepped; headrace check {spec.name} shows why")
-        observation, action = envs.observation_space, envs.action_space
-        begun_s = now_s()
-        build_envs(spec, range(1, 2), seed).close()  # the first one may have imported something
-        make_s = now_s() - begun_s
         measured = replace(measured, policy=rehearsed(observation, action))
         return Look(replace(measured, free_cores=free.seen()), observation, action, make_s)
     finally:
-        envs.close()
+        with in_time():
+            envs.close()
 
 
 def forecasts(measured: Measured, place: TopologyConfig, cores: int) -> list[Forecast]:
