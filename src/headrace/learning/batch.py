@@ -43,8 +43,8 @@ class Batch:
     """[chunks, N, S], the same at the first row of every chunk; completion fills it."""
 
     def __repr__(self) -> str:
-        shapes = self.obs.shape if "obs" in self.leaves else {name: leaf.shape for name, leaf in self.obs.items()}
-        return f"Batch(n_steps={self.n_steps}, n_envs={self.n_envs}, obs {shapes}, action {self.action.shape})"
+        shapes = ", ".join(f"{name} {leaf.shape}" for name, leaf in {**self.leaves, "action": self.action}.items())
+        return f"Batch(n_steps={self.n_steps}, n_envs={self.n_envs}, {shapes})"
 
     @property
     def obs(self) -> Any:

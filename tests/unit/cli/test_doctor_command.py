@@ -13,6 +13,7 @@ import pytest
 import headrace as hr
 from headrace.cli.main import main
 from headrace.run_lock import RunLock, is_live
+from support.diversity_envs import OwnGenerator
 
 
 def a_run(folder: Path, updates: int = 20, result: Any = None, **times: float) -> Path:
@@ -90,10 +91,30 @@ def test_odd_numbers_and_lines_are_passed_over(tmp_path: Path, capsys: pytest.Ca
     assert "bound" in capsys.readouterr().out
 
 
-def test_nothing_to_look_at(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.cli.doctor_command.find_spec", lambda name: None)  # the machine is not looked at
-    assert main(["doctor"]) == 2
-    assert "expected a run directory: headrace doctor RUN" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--apply"], "--apply, --trust: expected a run directory, too: headrace doctor RUN"),
+        (["{run}", "--clean"], "--clean and --need are about this machine: headrace doctor, without a run"),
+    ],
+)
+def test_options_of_a_run_and_of_the_machine(
+    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path / "run", env=0.9, sgd=0.1)
+    assert main(["doctor", *(word.format(run=run) for word in argv)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_environments_have_in_common_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An environment that does not use its seed: other detectors' findings are notes of the verdict."""
+    run = tmp_path / "run"
+    with hr.PPO(
+        "MlpPolicy", OwnGenerator, n_envs=8, n_steps=32, batch_size=64, n_epochs=1, seed=1, topology="inline"
+    ) as model:
+        model.learn(8 * 32 * 8, run_dir=run, check_episodes=0)
+    assert main(["doctor", str(run)]) == 0
+    assert "start states: " in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
