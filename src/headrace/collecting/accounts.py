@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.memory.slab import Slab, Word
+from headrace.memory.layout import Word
+from headrace.memory.slab import Slab
 
 _NAMES = ("env", "inference", "copy", "idle", "cpu")
 _WORDS = [Word.ENV_NS, Word.INFERENCE_NS, Word.COPY_NS, Word.IDLE_NS, Word.CPU_NS]
