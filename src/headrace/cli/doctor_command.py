@@ -129,12 +129,12 @@ def _text(run_dir: Path, is_running: bool, evidence: Evidence, verdict: Verdict,
     lines += [f"  {one.name:<26} {one.share:>4.0%}  {one.evidence}" for one in verdict.causes]
     lines += [f"  note: {note}" for note in verdict.notes]
     if advice:
-        lines += ["", f"what would help{'steps/s':>17}{'gain':>8}"]
+        lines += ["", f"{'steps/s':>10}{'gain':>8}  what would help"]
         for one in advice[:_SHOWN]:
             what = f"{one.what}{': ' + ' '.join(one.options) if one.options else ''}"
             sps = "frames" if one.counts_frames else f"{one.sps:,.0f}"
             learns = "  (changes what is learnt)" if one.changes_learning else ""
-            lines.append(f"  {sps:>30}{one.gain:>7.2f}x  {what}{learns}")
+            lines.append(f"{sps:>10}{one.gain:>7.2f}x  {what}{learns}")
     elif verdict.shares:
         lines += ["", "No change that headrace knows promises 5 % or more."]
     return "\n".join(lines)
