@@ -97,7 +97,10 @@ def rehearse(
         batch = _made_up(observation, action, n_envs, rows, remembered)
         once_s, of_learning = learned_s(batch, 1)
     passes = config.quick()[1]
-    pass_s = max(0.0, learned_s(batch, 2)[0] - once_s) if passes > 1 else 0.0
+    pass_s = learned_s(batch, 2)[0] - once_s if passes > 1 else 0.0
+    pass_s = min(
+        max(pass_s, once_s / 2), once_s
+    )  # what comes once is a forward pass at most: a busy machine can't say else
     update_s = (once_s + (passes - 1) * pass_s) * place.n_steps * n_envs / batch.steps
     return Rehearsal(act_s, update_s, max(doubt, of_learning), call_s)
 
