@@ -1,4 +1,4 @@
-"""How long a step of each environment takes, from every 31st row: enough to find one slow environment among many.
+"""How long a step of each environment takes, from every 61st row: enough to find one slow environment among many.
 
     steps --timed--> the same steps, each with its time      a timed row: spent_ns[b] += ...      take(): means, reset
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from headrace.clock import now_ns
 
-EVERY_ROWS = 31
+EVERY_ROWS = 61
 
 Step = Callable[[Any], Any]
 
