@@ -231,12 +231,15 @@ class Session:
             **{f"{prefix}{name}": seconds for name, seconds in beside.items()},
             f"{prefix}other": max(0.0, total - sum(split.values()) - latest_s),
             "headrace/cpu_s": (self._cpu_ns - cpu_ns) / 1e9,
-            **self._free_cores_seen(now, update.record.get("headrace/actors/cpu_s", 0.0)),
+            **self._free_cores_seen(now, update.record),
         }
 
-    def _free_cores_seen(self, now: float, actors_s: float) -> Record:
-        """How many cores other programs leave to this run, looked at now and then; `actors_s`: CPU of its actors."""
-        self._others_s += actors_s * (self._where.get("topology") == "processes")  # else it is this process's
+    def _free_cores_seen(self, now: float, record: Record) -> Record:
+        """How many cores other programs leave to this run and its processes, looked at now and then."""
+        if self._where.get("topology") == "processes":  # else it is all this process's
+            # Shards that take turns in a thread each count all of its time.
+            self._others_s += record.get("headrace/actors/cpu_s", 0.0) / int(self._where.get("turns", 1))
+            self._others_s += record.get("headrace/inference/cpu_s", 0.0)
         if (elapsed := now - self._free_since_s) >= _LOOK_S:
             self._free_cores = self._free.seen(self._others_s / elapsed)
             self._free, self._free_since_s, self._others_s = FreeCores(), now, 0.0

@@ -73,7 +73,8 @@ class Run:
         self.steps += harvest.steps
         self.weights.publish_if_due(self.updates)
         self.is_whole = True
-        self.source.run_ahead()
+        if self.steps < total_timesteps:  # else nothing is ordered that weights of the user's would come too late for
+            self.source.run_ahead()
         return Update(
             self.updates, version, self.steps, harvest.steps, record | harvest.record, harvest.finished, harvest.uses,
             harvest.steps_by_worker, harvest.entries,

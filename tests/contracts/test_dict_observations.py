@@ -194,7 +194,7 @@ def test_auto_takes_it_and_check_knows_it() -> None:
         assert "Dict -> " in model.plan()
     found = hr.check_env("support.dict_envs:Nested")
     assert found.env_class == "A"
-    assert "observation/arm/mode Discrete(n=3, int64)" in found.text()
+    assert "observation   arm/mode: Discrete(n=3, int64)" in found.text()
 
 
 def test_predict_takes_what_an_environment_gives() -> None:

@@ -243,11 +243,15 @@ def test_load_takes_an_instance_and_says_in_words_what_does_not_fit(model: hr.PP
 def test_weights_that_the_user_loads_act_at_once(where: dict[str, Any]) -> None:
     """Otherwise the first rollout after it comes from the old weights, and its ratios are not 1."""
     errors: list[float] = []
+    lags: list[float] = []
     with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL | where) as made:
         other = {name: tensor * 0 + 0.1 for name, tensor in made.policy.state_dict().items()}
         made.policy.load_state_dict(other)
         made.learn(64, lambda record: errors.append(record["headrace/first_ratio_error"]), check_episodes=0)
+        made.policy.load_state_dict(other)
+        made.learn(64, lambda record: lags.append(record["headrace/lag"]), check_episodes=0, reset_num_timesteps=False)
     assert errors[0] < 1e-6
+    assert lags[0] == 0.0, "no rollout of the second session was ordered in the first"
 
 
 def test_the_plan_names_options_without_effect() -> None:

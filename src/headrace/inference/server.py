@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.clock import now_ns, now_s
+from headrace.clock import now_ns, now_s, thread_cpu_ns
 from headrace.inference.answering import ASKED, AT_ONCE, ENDS, NEW, NOBODY, answer, look, nothing_seen
 from headrace.inference.batching import Batching, BatchLimits
 from headrace.inference.device_names import Device
@@ -27,6 +27,7 @@ from headrace.inference.devices import inference_on
 from headrace.inference.slots import (
     BATCHES,
     BELL,
+    CPU_NS,
     LATEST,
     ROWS,
     SERVER_SLEEPS,
@@ -112,6 +113,8 @@ class Server:
         self._at = self._slots[0].bell
         self._bell, self._spin = Futex(self._words, self._at + BELL), Spin()
         self._batches = self._batch_rows = 0  # since they were last written down
+        self._cpu_ns = thread_cpu_ns()
+        say(self._words, self._at + SERVER_SLEEPS, 0)  # one that was killed in its sleep can't say so
 
     def look(self) -> bool:
         """Take note of who asks, now or within a spin, and answer a batch if one is due; whether one was."""
@@ -182,6 +185,8 @@ class Server:
         words[at + ROWS] += self._batch_rows
         words[at + TIMED] += 1
         words[at + TIMED_NS] += took_ns
+        cpu_ns, self._cpu_ns = self._cpu_ns, thread_cpu_ns()
+        words[at + CPU_NS] += self._cpu_ns - cpu_ns
         self._batches = self._batch_rows = 0
 
     def _act(self, batch: Sequence[int]) -> None:

@@ -83,7 +83,7 @@ class Servers:
         self._clock_s = 0.0
         self.children: dict[int, Child] = {}
         self.restarts = 0
-        self._reported = np.zeros((count, 4), np.int64)
+        self._reported = np.zeros((count, 5), np.int64)
         self.say: Callable[[str], None] = lambda text: None
 
     @property
@@ -138,13 +138,14 @@ class Servers:
         self._handle(Tick())
 
     def served(self) -> dict[str, float]:
-        """What they did since the last call: seconds of the busiest one's policy, batches, and rows in a batch."""
+        """What they did since the last call: time of the busiest one's policy, CPU of all, batches, rows in a batch."""
         done = np.array([self._slots.done_by(server) for server in range(len(self._seen))])
         new, self._reported = done - self._reported, done
-        batches, rows, timed, timed_ns = new.T
+        batches, rows, cpu_ns, timed, timed_ns = new.T
         acted_s = batches * timed_ns / np.maximum(timed, 1) / 1e9
         return {
             "headrace/inference/act_s": float(acted_s.max()),
+            "headrace/inference/cpu_s": float(cpu_ns.sum() / 1e9),
             "headrace/inference/batches": float(batches.sum()),
             "headrace/inference/rows": float(rows.sum() / max(batches.sum(), 1)),
         }

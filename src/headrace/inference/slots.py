@@ -36,7 +36,8 @@ Array = npt.NDArray[Any]
 LATEST = -1  # in the place of a wanted version: the server's choice
 _LINE = ALIGNMENT // 8  # words
 BELL, SERVER_SLEEPS, BEAT = 0, 1, _LINE  # words of a server's two lines; the second is its own:
-BATCHES, ROWS, TIMED, TIMED_NS = _LINE + 1, _LINE + 2, _LINE + 3, _LINE + 4  # what it did, and how long some took
+BATCHES, ROWS, CPU_NS = _LINE + 1, _LINE + 2, _LINE + 3  # what it did, and the CPU time that it took,
+TIMED, TIMED_NS = _LINE + 4, _LINE + 5  # and how long some of it took
 REQUEST, WANTED, IS_LAST, ACTOR_SLEEPS = 0, 1, 2, 3  # words of a slot: the actor's line,
 REPLY, VERSION, ERROR_BYTES = _LINE, _LINE + 1, _LINE + 2  # the server's,
 NOTE = 2 * _LINE  # and two lines for what the actor notes of its rollout
@@ -94,7 +95,7 @@ class Slots:
             start += _slot_bytes(plan, n_envs)
 
     def done_by(self, server: int) -> Array:
-        """Batches and rows that a server acted for; of how many it knows the time, and how much that was, in ns."""
+        """Batches and rows that a server acted for, its CPU time; how many it timed, and what they took; in ns."""
         start = 2 * _LINE * server
         return np.array(self.words[start + BATCHES : start + TIMED_NS + 1])
 

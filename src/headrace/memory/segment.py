@@ -81,6 +81,8 @@ class SharedSegment:
             descriptor = os.open(DIRECTORY / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
                 _hold(descriptor)
+                if not os.fstat(descriptor).st_nlink:  # `doctor --clean` of another container was quicker than the lock
+                    return cls.create(size_bytes)
                 os.posix_fallocate(descriptor, 0, size_bytes)
                 return cls(name, mmap.mmap(descriptor, size_bytes), is_creator=True)
             finally:

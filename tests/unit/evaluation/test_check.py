@@ -153,7 +153,9 @@ def test_environments_that_take_short_seeds_are_found_and_served(tmp_path: Path)
 def test_what_a_step_costs_is_measured() -> None:
     found = hr.check_env(Busy)
     assert found.step_us is not None
-    assert 2_000 <= found.step_us < 6_000
+    assert found.slowest_step_us is not None
+    assert 2_000 <= found.step_us <= found.slowest_step_us
+    assert found.step_us < 60_000, "an episode takes longer than that"  # a busy machine stretches a step, too
     assert f"step cost     {found.step_us:.1f} us" in found.text()
     assert "at most" in found.text()
 
