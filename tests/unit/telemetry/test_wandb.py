@@ -188,5 +188,5 @@ def init(dir, **options):
     logged = [line.split()[1:] for line in (tmp_path / "wandb.log").read_text().splitlines() if "logged" in line]
     numbers = [int(number) for number, _ in logged]
     assert 0 < len(numbers) < 400
-    assert numbers == sorted(set(numbers)), "the reader may begin while others are written, so some may be missing between"
+    assert numbers == sorted(set(numbers)), "in order; the reader may begin while others are dropped"
     assert {count for _, count in logged} == {"101"}
