@@ -132,10 +132,10 @@ def test_an_option_value_that_will_never_be(option: str, value: str, tmp_path: P
     assert_says(outcome.only_error, [f"{option}: expected", "auto", repr(value)])
 
 
-COMMANDS = "train, eval, agents, replay, rollouts, check, export, plan, sweep, report"
+COMMANDS = "train, eval, agents, replay, rollouts, check, export, plan, sweep, doctor, report"
 
 
-@pytest.mark.parametrize("command", ["record", "doctor", "bench", "watch"])
+@pytest.mark.parametrize("command", ["record", "bench", "watch"])
 def test_a_command_that_is_not_built_yet(command: str, tmp_path: Path) -> None:
     outcome = run(command, "CartPole-v1", cwd=tmp_path)
     assert outcome.code == 2
