@@ -130,7 +130,7 @@ def tune(
             progress(f"tuning: {now_s() - begun_s:.0f} of {seconds:.0f} s, n_envs {one.n_envs}, {one.place}")
             before_s = now_s()
             try:
-                sps = trials.tried(one, race.expected(one))
+                sps, again_s = trials.tried(one, race.expected(one))
             except (_OutOfTimeError, Exception) as error:
                 trials.close_one(one)
                 if isinstance(error, _OutOfTimeError) and now_s() - begun_s >= seconds:
@@ -138,7 +138,7 @@ def tune(
                 race.fail(one, message_of(error))
                 logger.info("tune: n_envs %d, %s failed: %s", one.n_envs, one.place, message_of(error))
             else:
-                race.add(one, sps, now_s() - before_s)
+                race.add(one, sps, now_s() - before_s, again_s)
             trials.keep(race.racing)
     verdict = race.verdict()
     if verdict.choice is None and all(row.failure for row in race.rows()) and race.rows():
@@ -217,8 +217,8 @@ class _Trials:
                 stack.callback(_close, run)
             self._open = {}
 
-    def tried(self, one: Candidate, expected_sps: float) -> float:
-        """Steps per second of a moment."""
+    def tried(self, one: Candidate, expected_sps: float) -> tuple[float, float | None]:
+        """Steps per second of a moment, and the seconds of another one; None if it has to be started again then."""
         limit_s = min(_LONGEST_TRIAL * self._seconds, self._until_s - now_s())
         window_s, steps, updates = _WINDOW * self._seconds, 0, 0
         run = self._open.get(one)
@@ -234,7 +234,8 @@ class _Trials:
                 steps, updates = steps + run.update(1 << 40).new_steps, updates + 1
                 if now_s() - begun_s > 4 * window_s:
                     break
-            return steps / (now_s() - begun_s)
+            took_s = now_s() - begun_s
+            return steps / took_s, None if one.max_lag else took_s * (updates + 1) / updates
 
     def keep(self, racing: Collection[Candidate]) -> None:
         """Close the others; also those that collect ahead, which would do so beside the next trial."""
