@@ -45,6 +45,8 @@ TUNE_S = 20.0
 _WINDOW, _UPDATE = 0.02, 0.01  # of the time: what is timed in a trial, and what one of its updates takes
 _LOOK = 0.15  # of the time, at most, for acting with other numbers of environments
 _LONGEST_TRIAL = 0.4  # of the time
+_MEASURING = 0.4  # of the time: after that, nothing else is measured beforehand
+_LEAST_PATIENCE_S = 5.0  # with an environment that shows no progress: it may import something first
 _LEAST_ROWS = 4
 _GUESS_SPS = 2_000.0  # where nothing could be measured beforehand
 
@@ -115,7 +117,8 @@ def tune(
         raise UsageError(f"tune: expected more than 0 and at most 3,600 seconds, got {seconds:g}")
     begun_s, place = now_s(), config.topology
     progress(f"tuning: looking at {config.env.name}")
-    look = _Look(config, fixed, module, begun_s + _LOOK * seconds)
+    hurried = replace(config, topology=_hurried(place, seconds))
+    look = _Look(hurried, fixed, module, begun_s, seconds)
     bounds = replace(look.bounds, most_lag=most_lag)
     found = candidates(place, fixed, bounds)
     if not found:
@@ -125,7 +128,7 @@ def tune(
     if len(found) == 1:
         config = replace(config, topology=found[0].applied(place))
         return Tuned(config, (), found[0], "the options that were given leave no choice", now_s() - begun_s, 1)
-    with _Trials(config, module, seconds, begun_s + seconds) as trials:
+    with _Trials(hurried, module, seconds, begun_s + seconds) as trials:
         while (one := race.next(now_s() - begun_s)) is not None:
             progress(f"tuning: {now_s() - begun_s:.0f} of {seconds:.0f} s, n_envs {one.n_envs}, {one.place}")
             before_s = now_s()
@@ -160,6 +163,13 @@ def tuned_if(wanted: bool | float, config: RunConfig, module: Module | None, is_
     return tune(config, seconds, fixed | ({"n_envs"} if is_counted else set()), module=module)
 
 
+def _hurried(place: TopologyConfig, seconds: float) -> TopologyConfig:
+    """The same, with no more patience for environments that hang than there is time."""
+    patience_s = max(seconds, _LEAST_PATIENCE_S)
+    ceiling_s = min(place.hang_ceiling_s or math.inf, patience_s)
+    return replace(place, hang_floor_s=min(place.hang_floor_s, ceiling_s), hang_ceiling_s=ceiling_s)
+
+
 class _OutOfTimeError(BaseException):
     """A trial took too long. Not an Exception: no environment may swallow it."""
 
@@ -167,19 +177,22 @@ class _OutOfTimeError(BaseException):
 class _Look:
     """What was measured beforehand; nothing if the environment is to be built in worker processes alone."""
 
-    def __init__(self, config: RunConfig, fixed: Collection[str], module: Module | None, until_s: float) -> None:
+    def __init__(
+        self, config: RunConfig, fixed: Collection[str], module: Module | None, begun_s: float, seconds: float
+    ) -> None:
         self._config, self._module, self._place = config, module, config.topology
         self._measured: Measured | None = None
         self._act_s: dict[int, float] = {}
         self.bounds = Bounds(cpus(), available_bytes(), is_pool=config.env.is_vector())
         if "topology" in fixed and self._place.topology == "processes":
             return
-        look = look_at(config.env, config.seed, self._place, self._rehearsed)
+        until_s, advice = begun_s + _MEASURING * seconds, "give tuning more seconds, or train without it,"
+        look = look_at(config.env, config.seed, self._place, self._rehearsed, until_s, advice)
         self._measured = seen = replace(look.measured, free_cores=math.inf)  # trials show what others leave
         self.bounds = replace(self.bounds, cpu_share=seen.cpu_share, make_s=look.make_s, is_pool=seen.is_pool)
         self._act_s = {1: seen.policy.call_s, self._place.n_envs: seen.policy.act_s}
         for n_envs in sorted({one.n_envs for one in candidates(self._place, fixed, self.bounds)} - {*self._act_s}):
-            if now_s() < until_s:
+            if now_s() < begun_s + _LOOK * seconds:
                 place = replace(self._place, n_envs=n_envs, n_steps=_LEAST_ROWS)
                 self._act_s[n_envs] = self._rehearsed(look.observation, look.action, place).act_s
 

@@ -122,7 +122,7 @@ class Race:
         """The simplest of those that can't be told apart from the fastest; `first` is always among the compared."""
         rows = [row for row in self.rows() if row.trials]
         if not rows:
-            return Verdict(None, 0.0, "nothing could be measured in this time")
+            return Verdict(None, 0.0, "nothing could be measured in this time; give --tune-seconds more")
         most = max(len(row.trials) for row in rows)
         compared = [row for row in rows if len(row.trials) >= min(2, most) or row.candidate == self._first]
         best = max(compared, key=lambda row: row.typical)

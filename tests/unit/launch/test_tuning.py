@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.api.tuning import Tuned, tune
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.building import build_envs
 from headrace.envs.spec import EnvSpec
+from headrace.errors import EnvError
 from headrace.launch.decision import WORKER_BYTES, Measured, update_s
 from headrace.launch.measuring import measure
 from headrace.launch.rehearsal import Rehearsal
 from headrace.launch.tuning import SHORTEST_ROLLOUT, Bounds, Candidate, candidates, predicted
+from headrace.run_config import RunConfig
 from support.faulty_envs import Steady, Toils
 
 TWO = Bounds(2)
@@ -139,6 +142,41 @@ def test_every_worker_pays_for_its_own_call_of_the_policy() -> None:
     assert update_s("inline", 1, by_call, config, 2) == update_s("inline", 1, by_rows, config, 2)
     more_s = update_s("processes", 2, by_call, config, 2) - update_s("processes", 2, by_rows, config, 2)
     assert more_s == pytest.approx(100 * 8e-3 / 2)  # two calls at a time on two cores instead of half of each
+
+
+class Counted(Waits):
+    """With the numbers of environments and steps so far."""
+
+    built = steps = 0
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__()
+        Counted.built += 1
+        self._wait_s = wait_s
+
+    def step(self, action: Any) -> Any:
+        Counted.steps += 1
+        select.select([], [], [], self._wait_s)
+        return super().step(action)
+
+
+def tuned_for(seconds: float, wait_s: float) -> Tuned:
+    Counted.built = Counted.steps = 0
+    config = RunConfig(EnvSpec(Counted, {"wait_s": wait_s}), 1, topology=TopologyConfig(2, 64, "inline"))
+    return tune(config, seconds, {"topology"})
+
+
+def test_steps_that_take_all_the_time_are_not_measured_again() -> None:
+    found = tuned_for(0.02, wait_s=0.01)  # the first four take longer
+    assert found.choice is None
+    assert "give --tune-seconds more" in found.text()
+    assert (Counted.built, Counted.steps) == (1, 4)
+
+
+def test_an_environment_that_hangs_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.api.tuning._LEAST_PATIENCE_S", 0.2)
+    with pytest.raises(EnvError, match=r"hung.*give tuning more seconds"):
+        tuned_for(0.2, wait_s=20.0)
 
 
 @pytest.mark.alone
