@@ -18,10 +18,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from headrace.build import acting_policy, build_algorithm, build_run
+from headrace.checkpoints.run_directory import write_json
 from headrace.clock import now_s
 from headrace.collecting.topology import TopologyConfig
 from headrace.errors import EnvError, HeadraceError, UsageError
@@ -88,6 +90,13 @@ class Tuned:
         tried = [vars(row.candidate) | {"steps_per_s": list(row.trials), "failure": row.failure} for row in self.rows]
         choice = None if self.choice is None else vars(self.choice)
         return {"choice": choice, "why": self.why, "seconds": self.seconds, "candidates": self.open, "tried": tried}
+
+    def keep(self, run_dir: Path) -> None:
+        """As tuning.json."""
+        try:
+            write_json(run_dir / "tuning.json", self.encode())
+        except OSError as error:
+            logger.warning("tuning.json could not be kept: %s", error)
 
 
 def intended(config: RunConfig, seconds: float, fixed: Collection[str], most_lag: int = 0) -> str:
