@@ -87,6 +87,27 @@ def test_a_pool_stays_inline_and_varies_in_size() -> None:
     assert {one.n_envs for one in found} == {4, 8, 16, 32, 64, 128, 256}
 
 
+@pytest.mark.parametrize(
+    ("typed", "places"),
+    [
+        ({"workers": "2"}, {"threads", "processes"}),
+        ({"topology": "processes"}, {"processes"}),
+        ({"topology": "threads", "workers": "2"}, {"threads"}),
+        ({"inference": "central"}, {"processes"}),
+        ({"workers": "1"}, {"inline"}),
+        ({"topology": "auto"}, {"inline"}),
+    ],
+)
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_a_pool_goes_where_the_user_sends_it(typed: dict[str, str], places: set[str], max_lag: int) -> None:
+    found = candidates(TopologyConfig(**typed, max_lag=max_lag), {*typed}, Bounds(2, is_pool=True))  # type: ignore[arg-type]
+    if max_lag and not {"threads", "processes"} & places:
+        places = {"inline", "threads", "processes"}  # one worker of any kind collects ahead
+    assert {one.topology for one in found} == places
+    if "workers" in typed:
+        assert {str(one.workers) for one in found} == {typed["workers"]}
+
+
 def test_environments_that_take_long_to_build_are_not_multiplied() -> None:
     found = candidates(TopologyConfig(), (), Bounds(2, make_s=0.1))
     assert max(one.n_envs for one in found if one.topology == "inline") == 8
