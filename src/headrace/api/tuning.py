@@ -102,7 +102,7 @@ class Tuned:
 def intended(config: RunConfig, seconds: float, fixed: Collection[str], most_lag: int = 0) -> str:
     """What `tune` would do, without doing it."""
     bounds = Bounds(cpus(), is_pool=config.env.is_vector(), most_lag=most_lag)
-    found = candidates(config.topology, fixed, bounds)
+    found = _fitting(config.topology, fixed, bounds)
     numbers = sorted({one.n_envs for one in found})
     envs = f"n_envs {', '.join(map(str, numbers))}" if len(numbers) > 1 else f"n_envs {numbers[0]} as it is"
     places = "; ".join(dict.fromkeys(one.place for one in found))
@@ -129,9 +129,7 @@ def tune(
     hurried = replace(config, topology=_hurried(place, seconds))
     look = _Look(hurried, fixed, module, begun_s, seconds)
     bounds = replace(look.bounds, most_lag=most_lag)
-    found = candidates(place, fixed, bounds)
-    if not found:
-        raise UsageError("tune: nothing fits the options that were given; leave some of them out, or train without it")
+    found = _fitting(place, fixed, bounds)
     promised = {one: look.predicted(one) for one in found}
     race = Race(promised, found[0], seconds)
     if len(found) == 1:
@@ -170,6 +168,13 @@ def tuned_if(wanted: bool | float, config: RunConfig, module: Module | None, is_
     if not isinstance(seconds, int | float):
         raise UsageError(f"tune: expected True, or seconds, got {wanted!r}")
     return tune(config, seconds, fixed | ({"n_envs"} if is_counted else set()), module=module)
+
+
+def _fitting(place: TopologyConfig, fixed: Collection[str], bounds: Bounds) -> list[Candidate]:
+    found = candidates(place, fixed, bounds)
+    if not found:
+        raise UsageError("tune: nothing fits the options that were given; leave some of them out, or train without it")
+    return found
 
 
 def _hurried(place: TopologyConfig, seconds: float) -> TopologyConfig:

@@ -150,12 +150,15 @@ def _places(
         counts = {1}
     counts = {count for count in counts if count <= most}
     found = [Candidate(n_envs, n_steps, "inline", max_lag=lag)]
+    is_sent = "topology" in fixed and config.topology != "auto"
+    is_one_asked = is_sent and (counts == {1} or ("workers" in fixed and config.workers == "1"))
+    least = 1 if lag or is_one_asked else 2  # one worker in step with the learner is inline with a pipe
     for workers in sorted(counts):
-        if workers > 1 or lag:  # one worker in step with the learner is inline with a pipe
+        if workers >= least:
             found.append(Candidate(n_envs, n_steps, "threads", workers, max_lag=lag))
         if workers > max(bounds.cores, _MOST_PROCESSES, 0 if config.workers == "auto" else int(config.workers)):
             continue
-        if workers > 1 or lag:
+        if workers >= least:
             found.append(Candidate(n_envs, n_steps, "processes", workers, max_lag=lag))
             found.append(Candidate(n_envs, n_steps, "processes", workers, "central", 1, lag))
         found.append(Candidate(n_envs, n_steps, "processes", workers, "central", 2, lag))
@@ -168,6 +171,7 @@ def _asks_for_workers(config: TopologyConfig, fixed: Collection[str]) -> bool:
         ("topology" in fixed and config.topology in ("threads", "processes"))
         or ("workers" in fixed and config.workers not in ("auto", "1"))
         or ("inference" in fixed and config.inference == "central")
+        or ("double_buffering" in fixed and config.double_buffering == "on")
     )
 
 

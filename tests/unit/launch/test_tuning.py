@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.api.tuning import Tuned, tune
+from headrace.api.tuning import Tuned, intended, tune
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.building import build_envs
 from headrace.envs.spec import EnvSpec
-from headrace.errors import EnvError
+from headrace.errors import EnvError, UsageError
 from headrace.launch.decision import WORKER_BYTES, Measured, update_s
 from headrace.launch.measuring import measure
 from headrace.launch.rehearsal import Rehearsal
@@ -94,6 +94,7 @@ def test_a_pool_stays_inline_and_varies_in_size() -> None:
         ({"topology": "processes"}, {"processes"}),
         ({"topology": "threads", "workers": "2"}, {"threads"}),
         ({"inference": "central"}, {"processes"}),
+        ({"inference": "auto", "double_buffering": "on"}, {"processes"}),
         ({"workers": "1"}, {"inline"}),
         ({"topology": "auto"}, {"inline"}),
     ],
@@ -106,6 +107,20 @@ def test_a_pool_goes_where_the_user_sends_it(typed: dict[str, str], places: set[
     assert {one.topology for one in found} == places
     if "workers" in typed:
         assert {str(one.workers) for one in found} == {typed["workers"]}
+
+
+@pytest.mark.parametrize("topology", ["threads", "processes"])
+def test_one_worker_is_tried_where_nothing_else_is_left(topology: str) -> None:
+    typed = TopologyConfig(8, 128, topology, "1")
+    assert candidates(typed, {"topology", "workers"}, TWO)[0] == Candidate(8, 128, topology, 1)
+    alone = TopologyConfig(1, 128, topology)
+    assert candidates(alone, {"topology", "n_envs"}, TWO)[0] == Candidate(1, 128, topology, 1)
+
+
+def test_a_dry_run_refuses_options_that_leave_nothing() -> None:
+    config = RunConfig(EnvSpec(Steady), 1, topology=TopologyConfig(1, 128, workers="2"))
+    with pytest.raises(UsageError, match="nothing fits"):
+        intended(config, 5.0, {"n_envs", "workers"})
 
 
 def test_environments_that_take_long_to_build_are_not_multiplied() -> None:
