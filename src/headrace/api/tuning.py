@@ -50,6 +50,7 @@ _LONGEST_TRIAL = 0.4  # of the time
 _MEASURING = 0.4  # of the time: after that, nothing else is measured beforehand
 _LEAST_PATIENCE_S = 5.0  # with an environment that shows no progress: it may import something first
 _LEAST_ROWS = 4
+_MORE = "give tuning more seconds, or train without it,"
 _GUESS_SPS = 2_000.0  # where nothing could be measured beforehand
 
 
@@ -152,7 +153,8 @@ def tune(
             trials.keep(race.racing)
     verdict = race.verdict()
     if verdict.choice is None and all(row.failure for row in race.rows()) and race.rows():
-        raise EnvError(f"tune: every trial failed; the first one: {race.rows()[0].failure}")
+        first = race.rows()[0].failure
+        raise EnvError(f"tune: every trial failed; {_MORE} if it is only slow; the first one: {first}")
     if verdict.choice is not None:
         config = replace(config, topology=verdict.choice.applied(place))
     return Tuned(config, tuple(race.rows()), verdict.choice, verdict.why, now_s() - begun_s, len(found))
@@ -200,8 +202,8 @@ class _Look:
         self.bounds = Bounds(cpus(), available_bytes(), is_pool=config.env.is_vector())
         if "topology" in fixed and self._place.topology == "processes":
             return
-        until_s, advice = begun_s + _MEASURING * seconds, "give tuning more seconds, or train without it,"
-        look = look_at(config.env, config.seed, self._place, self._rehearsed, until_s, advice)
+        until_s = begun_s + _MEASURING * seconds
+        look = look_at(config.env, config.seed, self._place, self._rehearsed, until_s, _MORE)
         self._measured = seen = replace(look.measured, free_cores=math.inf)  # trials show what others leave
         self.bounds = replace(self.bounds, cpu_share=seen.cpu_share, make_s=look.make_s, is_pool=seen.is_pool)
         self._act_s = {1: seen.policy.call_s, self._place.n_envs: seen.policy.act_s}

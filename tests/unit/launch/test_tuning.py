@@ -215,6 +215,29 @@ def test_an_environment_that_hangs_is_given_up_in_time(monkeypatch: pytest.Monke
         tuned_for(0.2, wait_s=20.0)
 
 
+class Lone(Steady):
+    """Only the first one works."""
+
+    built = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Lone.built += 1
+        self._number = Lone.built
+
+    def step(self, action: Any) -> Any:
+        if self._number > 1:
+            raise RuntimeError("there is one already")
+        return super().step(action)
+
+
+def test_trials_that_all_fail_say_what_to_do() -> None:
+    Lone.built = 0
+    config = RunConfig(EnvSpec(Lone), 1, topology=TopologyConfig(2, 64, "inline"))
+    with pytest.raises(EnvError, match=r"every trial failed; give tuning more seconds.*there is one already"):
+        tune(config, 20.0, {"topology"})
+
+
 @pytest.mark.alone
 def test_a_step_that_waits_is_told_from_one_that_computes() -> None:
     shares = {}
