@@ -27,6 +27,7 @@ from headrace.api.evaluation import evaluate_parts
 from headrace.api.other_names import attribute_hint
 from headrace.api.plan_text import described, facts, plan_text
 from headrace.api.prediction import predicted
+from headrace.api.tuning import Tuned
 from headrace.api.vec_env import VecEnv, play_envs
 from headrace.build import Parts, build_run
 from headrace.checkpoints.run_directory import open_run_dir
@@ -64,6 +65,7 @@ class Model:
 
     algorithm: ClassVar[str | None] = None  # None: any
     result: Result | None = None  # how the last learn ended
+    tuned: Tuned | None = None  # what was tried before the run was built, if that was asked for
     shown_steps: int | None = None  # while callbacks go through a rollout: the steps up to its present row
     _verbose = _predictions = 0
     _log_folder: Path | None = None  # SB3's tensorboard_log
@@ -81,14 +83,9 @@ class Model:
         self._run, self._parts = build_run(config, copy.deepcopy(module))
 
     @classmethod
-    def from_config(
-        cls,
-        config: RunConfig,
-        module: Module | None = None,
-        schedule: str | os.PathLike[str] | None = None,
-        is_new: bool = True,
-        steps: int | None = None,
-    ) -> Self:
+    def from_config(cls, config: RunConfig, module: Module | None = None,
+                    schedule: str | os.PathLike[str] | None = None, is_new: bool = True,
+                    steps: int | None = None) -> Self:  # fmt: skip
         """A model from a whole configuration, as the command line and checkpoints have it.
 
         With the schedule.jsonl of an asynchronous run it replays that run inline, to the same bits. One that is not new
@@ -169,6 +166,8 @@ class Model:
             return self._train(config, None, show, callback)
         with open_run_dir(run_dir, encoded, self._is_new, lock):
             self._is_new = False
+            if self.tuned is not None:
+                self.tuned.keep(run_dir)  # now: the run may be killed
             return self._train(config, run_dir, show, callback)
 
     def _train(self, config: SessionConfig, run_dir: Path | None, show: bool, callback: Callback | None) -> Result:

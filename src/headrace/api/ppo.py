@@ -23,7 +23,7 @@ from headrace.api.arguments import (
 )
 from headrace.api.model import Model
 from headrace.api.sb3_words import MODEL, require_nothing
-from headrace.api.tuning import Tuned, tuned_if
+from headrace.api.tuning import tuned_if
 from headrace.envs.instances import Instance
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
 from headrace.errors import whole
@@ -47,7 +47,6 @@ class PPO(Model):
     """Proximal policy optimisation over environments that headrace builds, seeds and steps."""
 
     algorithm = "ppo"
-    tuned: Tuned | None = None  # what was tried before the run was built, if that was asked for
 
     @takes_preset
     def __init__(

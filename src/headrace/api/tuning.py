@@ -18,10 +18,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from headrace.build import acting_policy, build_algorithm, build_run
+from headrace.checkpoints.run_directory import write_json
 from headrace.clock import now_s
 from headrace.collecting.topology import TopologyConfig
 from headrace.errors import EnvError, HeadraceError, UsageError
@@ -45,7 +47,10 @@ TUNE_S = 20.0
 _WINDOW, _UPDATE = 0.02, 0.01  # of the time: what is timed in a trial, and what one of its updates takes
 _LOOK = 0.15  # of the time, at most, for acting with other numbers of environments
 _LONGEST_TRIAL = 0.4  # of the time
+_MEASURING = 0.4  # of the time: after that, nothing else is measured beforehand
+_LEAST_PATIENCE_S = 5.0  # with an environment that shows no progress: it may import something first
 _LEAST_ROWS = 4
+_MORE = "give tuning more seconds, or train without it,"
 _GUESS_SPS = 2_000.0  # where nothing could be measured beforehand
 
 
@@ -87,11 +92,18 @@ class Tuned:
         choice = None if self.choice is None else vars(self.choice)
         return {"choice": choice, "why": self.why, "seconds": self.seconds, "candidates": self.open, "tried": tried}
 
+    def keep(self, run_dir: Path) -> None:
+        """As tuning.json."""
+        try:
+            write_json(run_dir / "tuning.json", self.encode())
+        except OSError as error:
+            logger.warning("tuning.json could not be kept: %s", error)
+
 
 def intended(config: RunConfig, seconds: float, fixed: Collection[str], most_lag: int = 0) -> str:
     """What `tune` would do, without doing it."""
     bounds = Bounds(cpus(), is_pool=config.env.is_vector(), most_lag=most_lag)
-    found = candidates(config.topology, fixed, bounds)
+    found = _fitting(config.topology, fixed, bounds)
     numbers = sorted({one.n_envs for one in found})
     envs = f"n_envs {', '.join(map(str, numbers))}" if len(numbers) > 1 else f"n_envs {numbers[0]} as it is"
     places = "; ".join(dict.fromkeys(one.place for one in found))
@@ -115,22 +127,21 @@ def tune(
         raise UsageError(f"tune: expected more than 0 and at most 3,600 seconds, got {seconds:g}")
     begun_s, place = now_s(), config.topology
     progress(f"tuning: looking at {config.env.name}")
-    look = _Look(config, fixed, module, begun_s + _LOOK * seconds)
+    hurried = replace(config, topology=_hurried(place, seconds))
+    look = _Look(hurried, fixed, module, begun_s, seconds)
     bounds = replace(look.bounds, most_lag=most_lag)
-    found = candidates(place, fixed, bounds)
-    if not found:
-        raise UsageError("tune: nothing fits the options that were given; leave some of them out, or train without it")
+    found = _fitting(place, fixed, bounds)
     promised = {one: look.predicted(one) for one in found}
     race = Race(promised, found[0], seconds)
     if len(found) == 1:
         config = replace(config, topology=found[0].applied(place))
         return Tuned(config, (), found[0], "the options that were given leave no choice", now_s() - begun_s, 1)
-    with _Trials(config, module, seconds, begun_s + seconds) as trials:
+    with _Trials(hurried, module, seconds, begun_s + seconds) as trials:
         while (one := race.next(now_s() - begun_s)) is not None:
             progress(f"tuning: {now_s() - begun_s:.0f} of {seconds:.0f} s, n_envs {one.n_envs}, {one.place}")
             before_s = now_s()
             try:
-                sps = trials.tried(one, race.expected(one))
+                sps, again_s = trials.tried(one, race.expected(one))
             except (_OutOfTimeError, Exception) as error:
                 trials.close_one(one)
                 if isinstance(error, _OutOfTimeError) and now_s() - begun_s >= seconds:
@@ -138,11 +149,12 @@ def tune(
                 race.fail(one, message_of(error))
                 logger.info("tune: n_envs %d, %s failed: %s", one.n_envs, one.place, message_of(error))
             else:
-                race.add(one, sps, now_s() - before_s)
+                race.add(one, sps, now_s() - before_s, again_s)
             trials.keep(race.racing)
     verdict = race.verdict()
     if verdict.choice is None and all(row.failure for row in race.rows()) and race.rows():
-        raise EnvError(f"tune: every trial failed; the first one: {race.rows()[0].failure}")
+        first = race.rows()[0].failure
+        raise EnvError(f"tune: every trial failed; {_MORE} if it is only slow; the first one: {first}")
     if verdict.choice is not None:
         config = replace(config, topology=verdict.choice.applied(place))
     return Tuned(config, tuple(race.rows()), verdict.choice, verdict.why, now_s() - begun_s, len(found))
@@ -160,6 +172,20 @@ def tuned_if(wanted: bool | float, config: RunConfig, module: Module | None, is_
     return tune(config, seconds, fixed | ({"n_envs"} if is_counted else set()), module=module)
 
 
+def _fitting(place: TopologyConfig, fixed: Collection[str], bounds: Bounds) -> list[Candidate]:
+    found = candidates(place, fixed, bounds)
+    if not found:
+        raise UsageError("tune: nothing fits the options that were given; leave some of them out, or train without it")
+    return found
+
+
+def _hurried(place: TopologyConfig, seconds: float) -> TopologyConfig:
+    """The same, with no more patience for environments that hang than there is time."""
+    patience_s = max(seconds, _LEAST_PATIENCE_S)
+    ceiling_s = min(place.hang_ceiling_s or math.inf, patience_s)
+    return replace(place, hang_floor_s=min(place.hang_floor_s, ceiling_s), hang_ceiling_s=ceiling_s)
+
+
 class _OutOfTimeError(BaseException):
     """A trial took too long. Not an Exception: no environment may swallow it."""
 
@@ -167,19 +193,22 @@ class _OutOfTimeError(BaseException):
 class _Look:
     """What was measured beforehand; nothing if the environment is to be built in worker processes alone."""
 
-    def __init__(self, config: RunConfig, fixed: Collection[str], module: Module | None, until_s: float) -> None:
+    def __init__(
+        self, config: RunConfig, fixed: Collection[str], module: Module | None, begun_s: float, seconds: float
+    ) -> None:
         self._config, self._module, self._place = config, module, config.topology
         self._measured: Measured | None = None
         self._act_s: dict[int, float] = {}
         self.bounds = Bounds(cpus(), available_bytes(), is_pool=config.env.is_vector())
         if "topology" in fixed and self._place.topology == "processes":
             return
-        look = look_at(config.env, config.seed, self._place, self._rehearsed)
+        until_s = begun_s + _MEASURING * seconds
+        look = look_at(config.env, config.seed, self._place, self._rehearsed, until_s, _MORE)
         self._measured = seen = replace(look.measured, free_cores=math.inf)  # trials show what others leave
         self.bounds = replace(self.bounds, cpu_share=seen.cpu_share, make_s=look.make_s, is_pool=seen.is_pool)
         self._act_s = {1: seen.policy.call_s, self._place.n_envs: seen.policy.act_s}
         for n_envs in sorted({one.n_envs for one in candidates(self._place, fixed, self.bounds)} - {*self._act_s}):
-            if now_s() < until_s:
+            if now_s() < begun_s + _LOOK * seconds:
                 place = replace(self._place, n_envs=n_envs, n_steps=_LEAST_ROWS)
                 self._act_s[n_envs] = self._rehearsed(look.observation, look.action, place).act_s
 
@@ -217,8 +246,8 @@ class _Trials:
                 stack.callback(_close, run)
             self._open = {}
 
-    def tried(self, one: Candidate, expected_sps: float) -> float:
-        """Steps per second of a moment."""
+    def tried(self, one: Candidate, expected_sps: float) -> tuple[float, float | None]:
+        """Steps per second of a moment, and the seconds of another one; None if it has to be started again then."""
         limit_s = min(_LONGEST_TRIAL * self._seconds, self._until_s - now_s())
         window_s, steps, updates = _WINDOW * self._seconds, 0, 0
         run = self._open.get(one)
@@ -234,7 +263,8 @@ class _Trials:
                 steps, updates = steps + run.update(1 << 40).new_steps, updates + 1
                 if now_s() - begun_s > 4 * window_s:
                     break
-            return steps / (now_s() - begun_s)
+            took_s = now_s() - begun_s
+            return steps / took_s, None if one.max_lag else took_s * (updates + 1) / updates
 
     def keep(self, racing: Collection[Candidate]) -> None:
         """Close the others; also those that collect ahead, which would do so beside the next trial."""

@@ -19,7 +19,7 @@ from headrace.cli.own_modules import find_own_modules
 from headrace.cli.own_words import require_own_words
 from headrace.cli.printing import drop_stdout, explain, warn
 from headrace.cli.saved_session import home_of, saved_session
-from headrace.cli.tuning import TuneOptions, given, intended, keep_trials, note_reason, require_fitting, tuned
+from headrace.cli.tuning import TuneOptions, given, intended, note, require_fitting, require_no_tuning, tuned
 from headrace.collecting.topology import PLACES, TopologyConfig
 from headrace.envs.spec import EnvSpec
 from headrace.errors import HeadraceError, UsageError
@@ -197,8 +197,7 @@ def _resume(argv: list[str]) -> int:
 
     if value_of("--preset", argv) is not None:
         raise UsageError("--resume goes on with the run as it was, its preset included: leave --preset out")
-    if "--tune" in argv:
-        raise UsageError("--resume goes on with what was chosen: leave --tune out, or begin a new run with it")
+    require_no_tuning(given(argv, None))
     named, elsewhere = Path(value_of("--resume", argv) or ""), value_of("--run-dir", argv)
     home = home_of(named) if (named / "manifest.json").exists() else named
     with _early_lock(home if elsewhere is None else Path(elsewhere), "--dry-run" in argv) as lock:
@@ -278,10 +277,8 @@ def _train(
     config, wandb = model.parts.config, _wandb(options)
     run_dir = run_dir or default_run_dir(config.env.name, config.algorithm.name, config.seed)
     if found is not None:
-        note_reason(model, found)
+        note(model, found)
     result = model.train(options.session, run_dir, show=not options.quiet, lock=lock, wandb=wandb)
-    if found is not None:
-        keep_trials(run_dir, found)
     assert result.exit_code is not None
     mean = "no episode ended" if result.mean_return is None else f"mean return {decimal(result.mean_return)}"
     try:

@@ -5,7 +5,6 @@ options that were typed, or stand in a TOML file --given--> stay as they are · 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +17,6 @@ from headrace.run_config import RunConfig
 if TYPE_CHECKING:
     from headrace.api.model import Model
     from headrace.api.tuning import Tuned
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,14 @@ def require_fitting(options: TuneOptions, names: set[str], is_replay: bool) -> N
             raise UsageError(f"--{name.replace('_', '-')}: expected --tune as well")
 
 
+def require_no_tuning(names: set[str]) -> None:
+    """Refuse it for a run that goes on."""
+    for name in ("tune", "tune_seconds", "tune_max_lag"):
+        if name in names:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"--resume goes on with what was chosen: leave {option} out, or begin a new run with it")
+
+
 def tuned(config: RunConfig, options: TuneOptions, names: set[str]) -> Tuned:
     """Try, and print what was tried and what was chosen."""
     from headrace.api.tuning import tune
@@ -77,17 +82,7 @@ def intended(config: RunConfig, options: TuneOptions, names: set[str]) -> str:
     return f"{'tune':<12} {intended(config, options.tune_seconds, names, options.tune_max_lag)}"
 
 
-def note_reason(model: Model, found: Tuned) -> None:
-    """What log.txt says about where the run is."""
-    topology = model.parts.topology
+def note(model: Model, found: Tuned) -> None:
+    """What log.txt says about where the run is, and what tuning.json has."""
+    model.tuned, topology = found, model.parts.topology
     model.parts.topology = replace(topology, reasons=(*topology.reasons, f"tune: {found.why}"))
-
-
-def keep_trials(run_dir: Path, found: Tuned) -> None:
-    """tuning.json: everything that was tried."""
-    from headrace.checkpoints.run_directory import write_json
-
-    try:
-        write_json(run_dir / "tuning.json", found.encode())
-    except OSError as error:
-        logger.warning("tuning.json could not be kept: %s", error)

@@ -24,15 +24,16 @@ from headrace.memory.crash_note import CrashNote, Doing
 
 _POLL_S = 0.5
 _GRACE_S = 5.0  # for the environment to be left, once it was interrupted
+RAISE = "raise hang_ceiling_s (0: no limit)"
 
 
 @contextmanager
-def time_limit(name: str, note: CrashNote, limit_s: float) -> Iterator[None]:
+def time_limit(name: str, note: CrashNote, limit_s: float, advice: str = RAISE) -> Iterator[None]:
     """No more than limit_s without progress of the environments that keep this note; 0: for ever."""
     if not limit_s:
         yield
         return
-    watch = _Watch(name, note, limit_s)
+    watch = _Watch(name, note, limit_s, advice)
     try:
         with watch.watching():
             yield
@@ -45,8 +46,8 @@ def time_limit(name: str, note: CrashNote, limit_s: float) -> Iterator[None]:
 class _Watch:
     """A thread that looks at the note now and then."""
 
-    def __init__(self, name: str, note: CrashNote, limit_s: float) -> None:
-        self._name, self._note, self._limit_s = name, note, limit_s
+    def __init__(self, name: str, note: CrashNote, limit_s: float, advice: str) -> None:
+        self._name, self._note, self._limit_s, self._advice = name, note, limit_s, advice
         self._watched = threading.current_thread()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="time-limit", daemon=True)
@@ -90,8 +91,7 @@ class _Watch:
         noted = self._note.read()
         where = "" if noted.doing is Doing.NOTHING else f" in {noted.doing.name.lower()}()"
         error = EnvError(
-            f"{self._name}: hung{where}: no progress for {self._limit_s:g} s; raise hang_ceiling_s (0: no limit) if it "
-            f"is only slow"
+            f"{self._name}: hung{where}: no progress for {self._limit_s:g} s; {self._advice} if it is only slow"
         )
         frame = sys._current_frames().get(self._watched.ident or 0)
         error.add_note("In the environment:\n" + "".join(traceback.format_stack(frame)).rstrip())

@@ -32,30 +32,33 @@ _FIRST_LOOK_S, _BUDGET_S = 0.01, 0.1  # of stepping: enough to see that it is ch
 _SHORTEST_S = 0.05  # the kernel counts a core's time in hundredths of a second
 
 
-def measure(spec: EnvSpec, seed: int, envs: VectorEnv, n_envs: int = 1) -> Measured | None:
+def measure(spec: EnvSpec, seed: int, envs: VectorEnv, n_envs: int = 1, until_s: float = math.inf) -> Measured | None:
     """Step one environment for a moment, then two in two threads; None if it does not get that far.
 
-    A pool is measured whole: most of what a small one takes for a step is not the environment's.
+    A pool is measured whole: most of what a small one takes for a step is not the environment's. After `until_s` the
+    first steps have to do.
     """
     try:
-        return _measured_pool(spec, seed, n_envs) if spec.is_vector() else _measured(spec, seed, envs)
+        if spec.is_vector():
+            return _measured_pool(spec, seed, n_envs, until_s)
+        return _measured(spec, seed, envs, until_s)
     except (EnvFailure, HeadraceError):
         return None
 
 
-def _measured_pool(spec: EnvSpec, seed: int, n_envs: int) -> Measured:
+def _measured_pool(spec: EnvSpec, seed: int, n_envs: int, until_s: float) -> Measured:
     pool = build_envs(spec, range(n_envs), seed)
     try:
-        times, doubt = _alone(pool, n_envs)
+        times, doubt = _alone(pool, n_envs, until_s)
     finally:
         pool.close()
     return Measured(median(times), _spread(times), 1.0, doubt=doubt, is_pool=True)
 
 
-def _measured(spec: EnvSpec, seed: int, envs: VectorEnv) -> Measured:
-    times, doubt = _alone(envs, 1)
+def _measured(spec: EnvSpec, seed: int, envs: VectorEnv, until_s: float) -> Measured:
+    times, doubt = _alone(envs, 1, until_s)
     typical, spread = median(times), _spread(times)
-    if typical < CHEAP_S:
+    if typical < CHEAP_S or now_s() >= until_s:
         return Measured(typical, spread, 1.0, doubt=doubt)
     other = build_envs(spec, range(1, 2), seed)
     try:
@@ -65,9 +68,12 @@ def _measured(spec: EnvSpec, seed: int, envs: VectorEnv) -> Measured:
         other.close()
 
 
-def _alone(envs: VectorEnv, n_envs: int) -> tuple[list[float], float]:
+def _alone(envs: VectorEnv, n_envs: int, until_s: float) -> tuple[list[float], float]:
     """Seconds of steps in the fastest measurement, and how far the second fastest was from it."""
-    first = median(_stepped(envs, _FIRST_LOOK_S)) / n_envs
+    seen = _stepped(envs, _FIRST_LOOK_S)
+    if now_s() >= until_s:
+        return [row_s / n_envs for row_s in seen], 1.0
+    first = median(seen) / n_envs
     rounds = _rounds(first)
     budget_s = _FIRST_LOOK_S if first < CHEAP_S else _BUDGET_S / rounds
     times, doubt = repeated(lambda: _stepped(envs, budget_s), rounds, 3 * rounds if rounds > 1 else 1)

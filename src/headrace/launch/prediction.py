@@ -7,6 +7,7 @@ The same numbers and the same arithmetic with which `topology=auto` decides (dec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from headrace.clock import now_s
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.building import build_envs, first_look
 from headrace.envs.spec import EnvSpec
-from headrace.envs.time_limit import time_limit
+from headrace.envs.time_limit import RAISE, time_limit
 from headrace.errors import EnvError
 from headrace.launch.decision import Measured, update_s
 from headrace.launch.measuring import FreeCores, measure
@@ -50,19 +51,27 @@ def look_at(
     seed: int,
     place: TopologyConfig,
     rehearsed: Callable[[ObservationSpace, Space], Rehearsal],
+    until_s: float = math.inf,
+    advice: str = RAISE,
 ) -> Look:
-    """Build one environment, step it for a moment, rehearse policy and update."""
+    """Build one environment, step it for a moment, rehearse policy and update.
+
+    After `until_s` nothing else is measured of the environment; `advice` is for one that hangs.
+    """
     free, note = FreeCores(), CrashNote(1)
-    in_time = partial(time_limit, spec.name, note, place.hang_ceiling_s)
+    in_time = partial(time_limit, spec.name, note, place.hang_ceiling_s, advice)
     with in_time():
+        begun_s = now_s()
         spec, envs = first_look(spec, seed, note=note)
+        make_s = now_s() - begun_s
     try:
         observation, action = envs.observation_space, envs.action_space
         with in_time():
-            measured = measure(spec, seed, envs, place.n_envs)
-            begun_s = now_s()
-            build_envs(spec, range(1, 2), seed).close()  # the first one may have imported something
-            make_s = now_s() - begun_s
+            measured = measure(spec, seed, envs, place.n_envs, until_s)
+            if now_s() < until_s:
+                begun_s = now_s()
+                build_envs(spec, range(1, 2), seed).close()  # the first one may have imported something
+                make_s = now_s() - begun_s
         if measured is None:
             raise EnvError(f"{spec.name}: could not be stepped; headrace check {spec.name} shows why")
         measured = replace(measured, policy=rehearsed(observation, action))

@@ -10,6 +10,7 @@ counts, and what can't be told apart goes to the simplest. Knows no runs and no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -68,6 +69,7 @@ class Race:
         self._trials: dict[Candidate, list[float]] = {}
         self._failures: dict[Candidate, str] = {}
         self._took_s: dict[Candidate, list[float]] = {}
+        self._again_s: dict[Candidate, float] = {}
 
     def next(self, elapsed_s: float) -> Candidate | None:
         """Who is to be tried now; None: it is over."""
@@ -85,10 +87,14 @@ class Race:
         fewest = min(fitting, key=lambda one: len(self._trials[one]), default=None)  # the faster one of several
         return None if fewest is None or len(self._trials[fewest]) >= _MOST_TRIALS else fewest
 
-    def add(self, one: Candidate, sps: float, took_s: float) -> None:
-        """A trial that was made: what it reached, and the seconds that it took with all its preparations."""
+    def add(self, one: Candidate, sps: float, took_s: float, again_s: float | None = None) -> None:
+        """A trial that was made: what it reached, and the seconds that it took with all its preparations.
+
+        `again_s`: what another one will take, if less, since a run that stays open is not started again.
+        """
         self._trials.setdefault(one, []).append(sps)
         self._took_s.setdefault(one, []).append(took_s)
+        self._again_s[one] = took_s if again_s is None else again_s
 
     def fail(self, one: Candidate, why: str) -> None:
         """A trial that came to nothing: this candidate is out."""
@@ -113,22 +119,26 @@ class Race:
         return tried + [Row(one, (), why) for one, why in self._failures.items()]
 
     def verdict(self) -> Verdict:
-        """The simplest of those that can't be told apart from the fastest."""
+        """The simplest of those that can't be told apart from the fastest; `first` is always among the compared."""
         rows = [row for row in self.rows() if row.trials]
         if not rows:
-            return Verdict(None, 0.0, "nothing could be measured in this time")
+            return Verdict(None, 0.0, "nothing could be measured in this time; give --tune-seconds more")
         most = max(len(row.trials) for row in rows)
-        compared = [row for row in rows if len(row.trials) >= min(2, most)]
+        compared = [row for row in rows if len(row.trials) >= min(2, most) or row.candidate == self._first]
         best = max(compared, key=lambda row: row.typical)
         margin = min(max(best.spread / 2, _LEAST_MARGIN), _LARGEST_MARGIN)
         close = [row for row in compared if row.typical >= (1 - margin) * best.typical]
         chosen = min(close, key=lambda row: row.candidate.simplicity(self._first))
-        return Verdict(chosen.candidate, chosen.typical, self._why(chosen, best))
+        why, seen_once = self._why(chosen, best), rows[0]  # the fastest, if no second trial of it could be made
+        if seen_once.typical > best.typical:
+            more = f"{_words(seen_once.candidate)} reached {seen_once.typical / chosen.typical:.2f}x of it"
+            why += f"; {more} in a single trial, which does not count: give --tune-seconds more"
+        return Verdict(chosen.candidate, chosen.typical, why)
 
     def _why(self, chosen: Row, best: Row) -> str:
         first = self._trials.get(self._first)
         if chosen.candidate == self._first:
-            text = "nothing is faster than what you would have had"
+            text = self._why_first()
         elif first is None:
             text = "the fastest of those that could be measured"
         else:
@@ -136,6 +146,13 @@ class Race:
         if chosen is best:
             return text
         return f"{text}; {_words(best.candidate)} is not clearly faster ({best.typical / chosen.typical:.2f}x)"
+
+    def _why_first(self) -> str:
+        if len(self._trials) > 1:
+            return "nothing is faster than what you would have had"
+        if self._untried(math.inf) is not None:
+            return "no other one could be tried in this time; give --tune-seconds more"
+        return "it is what you would have had, and no other one that can be run promises to be faster"
 
     def _untried(self, left_s: float) -> Candidate | None:
         """What is expected to be fastest, with hope for places that were not tried, and beside the leader."""
@@ -195,8 +212,10 @@ class Race:
         return median(ratios) if ratios else None
 
     def _cost_s(self, one: Candidate) -> float:
-        """Seconds that a trial of it will take: as before, or as at places with as many workers."""
-        known = self._took_s.get(one) or [
+        """Seconds that a trial of it will take: as it said, or as at places with as many workers."""
+        if one in self._again_s:
+            return self._again_s[one]
+        known = [
             took
             for other, all_ in self._took_s.items()
             if (other.topology, other.workers, other.inference) == (one.topology, one.workers, one.inference)

@@ -97,9 +97,8 @@ def candidates(config: TopologyConfig, fixed: Collection[str], bounds: Bounds) -
     for n_envs in _numbers(config, fixed, bounds):
         n_steps = config.n_steps * config.n_envs // n_envs
         for lag in lags:
-            found += [
-                one for one in _places(n_envs, n_steps, lag, config, bounds) if _is_allowed(one, config, fixed, bounds)
-            ]
+            places = _places(n_envs, n_steps, lag, config, fixed, bounds)
+            found += [one for one in places if _is_allowed(one, config, fixed, bounds)]
     own = Candidate(config.n_envs, config.n_steps, "inline", max_lag=config.max_lag)
     return sorted(found, key=lambda one: one.simplicity(own))
 
@@ -134,9 +133,12 @@ def _numbers(config: TopologyConfig, fixed: Collection[str], bounds: Bounds) -> 
     return sorted([config.n_envs, *fitting])
 
 
-def _places(n_envs: int, n_steps: int, lag: int, config: TopologyConfig, bounds: Bounds) -> list[Candidate]:
+def _places(
+    n_envs: int, n_steps: int, lag: int, config: TopologyConfig, fixed: Collection[str], bounds: Bounds
+) -> list[Candidate]:
     """Of one number of environments, whatever is allowed."""
-    if bounds.is_pool and not lag:  # it steps all of its environments together, and can't be brought back
+    is_whole = bounds.is_pool and not _asks_for_workers(config, fixed)
+    if is_whole and not lag:  # it steps all of its environments together, and can't be brought back
         return [Candidate(n_envs, n_steps, "inline")]
     most = min(n_envs, config.shards or n_envs)
     counts = {2**k for k in range(bounds.cores.bit_length()) if 2**k <= bounds.cores} | {bounds.cores}
@@ -144,20 +146,33 @@ def _places(n_envs: int, n_steps: int, lag: int, config: TopologyConfig, bounds:
         counts.add(int(config.workers))
     if bounds.cpu_share < _WAITING:
         counts |= {2**k for k in range(1, 10) if 2**k <= _MOST_THREADS}
-    if lag and bounds.is_pool:
+    if is_whole:
         counts = {1}
     counts = {count for count in counts if count <= most}
     found = [Candidate(n_envs, n_steps, "inline", max_lag=lag)]
+    is_sent = "topology" in fixed and config.topology != "auto"
+    is_one_asked = is_sent and (counts == {1} or ("workers" in fixed and config.workers == "1"))
+    least = 1 if lag or is_one_asked else 2  # one worker in step with the learner is inline with a pipe
     for workers in sorted(counts):
-        if workers > 1 or lag:  # one worker in step with the learner is inline with a pipe
+        if workers >= least:
             found.append(Candidate(n_envs, n_steps, "threads", workers, max_lag=lag))
         if workers > max(bounds.cores, _MOST_PROCESSES, 0 if config.workers == "auto" else int(config.workers)):
             continue
-        if workers > 1 or lag:
+        if workers >= least:
             found.append(Candidate(n_envs, n_steps, "processes", workers, max_lag=lag))
             found.append(Candidate(n_envs, n_steps, "processes", workers, "central", 1, lag))
         found.append(Candidate(n_envs, n_steps, "processes", workers, "central", 2, lag))
     return found
+
+
+def _asks_for_workers(config: TopologyConfig, fixed: Collection[str]) -> bool:
+    """Whether the user has typed what only workers can do."""
+    return (
+        ("topology" in fixed and config.topology in ("threads", "processes"))
+        or ("workers" in fixed and config.workers not in ("auto", "1"))
+        or ("inference" in fixed and config.inference == "central")
+        or ("double_buffering" in fixed and config.double_buffering == "on")
+    )
 
 
 def _is_allowed(one: Candidate, config: TopologyConfig, fixed: Collection[str], bounds: Bounds) -> bool:

@@ -121,6 +121,21 @@ def test_a_candidate_that_fails_is_said_and_left_out(tmp_path: Path, monkeypatch
     assert "not in this thread" in threads[0]
 
 
+def test_a_run_that_is_killed_has_its_table(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, signal\n"
+        "from support.faulty_envs import Steady\n"
+        "class Killed(Steady):\n"
+        "    def step(self, action):\n"
+        "        if os.path.exists('out/config.json'):  # it trains\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return super().step(action)\n"
+    )
+    process = start("train", "mine:Killed", *TINY, *TUNE, "--run-dir", "out", cwd=tmp_path, has_report=False)
+    assert end(process).code == -signal.SIGKILL
+    assert json.loads((tmp_path / "out" / "tuning.json").read_text())["choice"]["n_envs"] == 2
+
+
 def test_an_environment_that_always_fails_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from support.faulty_envs import Steady\n"
@@ -148,7 +163,9 @@ def test_a_dry_run_says_what_it_would_try_and_tries_nothing(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--resume", "somewhere", "--tune"), "--resume goes on with what was chosen"),
+        (("--resume", "somewhere", "--tune"), "--resume goes on with what was chosen: leave --tune out"),
+        (("--resume", "somewhere", "--tune-seconds", "5"), "leave --tune-seconds out"),
+        (("--resume", "somewhere", "--tune-max-lag=1"), "leave --tune-max-lag out"),
         ((STEADY, "--tune", "--schedule", "x.jsonl"), "--tune: a replay runs inline"),
         ((STEADY, "--tune", "--tune-seconds", "0"), "tune_seconds: expected more than 0"),
         ((STEADY, "--tune", "--tune-max-lag", "-1"), "tune_max_lag: expected 0 or more"),

@@ -133,3 +133,53 @@ def test_nothing_measured_leaves_everything_as_it_is() -> None:
     race = Race(dict.fromkeys(ALL, 1.0), FIRST, 5.0)
     verdict, _ = run(race, processes_win, fails=lambda one: True)
     assert verdict.choice is None
+
+
+def test_what_the_user_would_have_had_is_compared_after_a_single_trial() -> None:
+    own, other = ALL[0], ALL[-1]
+    race = Race({own: 2000, other: 2000}, own, 10.0)
+    race.add(own, 19219, 3.2)
+    race.add(other, 19000, 2.5)
+    race.add(other, 19068, 0.3)
+    assert race.verdict().choice == own
+
+
+def test_a_run_that_stays_open_is_tried_again_without_its_start() -> None:
+    own, other = ALL[0], ALL[-1]
+    race = Race({own: 2000, other: 2000}, own, 10.0)
+    race.add(own, 19219, 3.2, again_s=0.3)
+    race.add(other, 19000, 2.5, again_s=0.3)
+    assert race.next(7.0) == own
+    race.add(own, 19219, 0.3, again_s=0.3)
+    assert race.next(7.3) == other
+
+
+def test_a_faster_one_that_was_tried_once_is_named() -> None:
+    race = Race(dict.fromkeys(ALL, 1000.0), FIRST, 5.0)
+    for one, sps in ((FIRST, 1000.0), (FIRST, 1010.0), (ALL[-1], 1500.0)):
+        race.add(one, sps, 1.0)
+    assert race.verdict().choice == FIRST
+    assert f"{ALL[-1].place} reached 1.49x of it in a single trial" in race.verdict().why
+
+
+@settings(max_examples=60, deadline=None)
+@given(trials=st.lists(st.tuples(st.integers(0, 5), st.floats(100.0, 200.0)), max_size=12), own=st.floats(100.0, 200.0))
+def test_nothing_slower_is_chosen_unless_it_is_simpler(trials: list[tuple[int, float]], own: float) -> None:
+    race = Race(dict.fromkeys(ALL, 100.0), FIRST, 20.0)
+    race.add(FIRST, own, 1.0)
+    for number, sps in trials:
+        race.add(ALL[number * (len(ALL) - 1) // 5], sps, 1.0)
+    choice = race.verdict().choice
+    assert choice is not None
+    typical = {row.candidate: row.typical for row in race.rows()}
+    assert typical[choice] >= typical[FIRST] or choice.simplicity(FIRST) < FIRST.simplicity(FIRST)
+
+
+@pytest.mark.parametrize(
+    ("promised", "said"), [(2000.0, "no other one could be tried in this time"), (1.0, "no other one that can be run")]
+)
+def test_one_row_says_nothing_of_the_others(promised: float, said: str) -> None:
+    others = [one for one in ALL if one.topology == "processes"]
+    race = Race({FIRST: 1000.0} | dict.fromkeys(others, promised), FIRST, 5.0)
+    race.add(FIRST, 1000.0, 4.9)
+    assert said in race.verdict().why

@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.api.tuning import Tuned, intended, tune
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.building import build_envs
 from headrace.envs.spec import EnvSpec
+from headrace.errors import EnvError, UsageError
 from headrace.launch.decision import WORKER_BYTES, Measured, update_s
 from headrace.launch.measuring import measure
 from headrace.launch.rehearsal import Rehearsal
 from headrace.launch.tuning import SHORTEST_ROLLOUT, Bounds, Candidate, candidates, predicted
+from headrace.run_config import RunConfig
 from support.faulty_envs import Steady, Toils
 
 TWO = Bounds(2)
@@ -84,6 +87,42 @@ def test_a_pool_stays_inline_and_varies_in_size() -> None:
     assert {one.n_envs for one in found} == {4, 8, 16, 32, 64, 128, 256}
 
 
+@pytest.mark.parametrize(
+    ("typed", "places"),
+    [
+        ({"workers": "2"}, {"threads", "processes"}),
+        ({"topology": "processes"}, {"processes"}),
+        ({"topology": "threads", "workers": "2"}, {"threads"}),
+        ({"inference": "central"}, {"processes"}),
+        ({"inference": "auto", "double_buffering": "on"}, {"processes"}),
+        ({"workers": "1"}, {"inline"}),
+        ({"topology": "auto"}, {"inline"}),
+    ],
+)
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_a_pool_goes_where_the_user_sends_it(typed: dict[str, str], places: set[str], max_lag: int) -> None:
+    found = candidates(TopologyConfig(**typed, max_lag=max_lag), {*typed}, Bounds(2, is_pool=True))  # type: ignore[arg-type]
+    if max_lag and not {"threads", "processes"} & places:
+        places = {"inline", "threads", "processes"}  # one worker of any kind collects ahead
+    assert {one.topology for one in found} == places
+    if "workers" in typed:
+        assert {str(one.workers) for one in found} == {typed["workers"]}
+
+
+@pytest.mark.parametrize("topology", ["threads", "processes"])
+def test_one_worker_is_tried_where_nothing_else_is_left(topology: str) -> None:
+    typed = TopologyConfig(8, 128, topology, "1")
+    assert candidates(typed, {"topology", "workers"}, TWO)[0] == Candidate(8, 128, topology, 1)
+    alone = TopologyConfig(1, 128, topology)
+    assert candidates(alone, {"topology", "n_envs"}, TWO)[0] == Candidate(1, 128, topology, 1)
+
+
+def test_a_dry_run_refuses_options_that_leave_nothing() -> None:
+    config = RunConfig(EnvSpec(Steady), 1, topology=TopologyConfig(1, 128, workers="2"))
+    with pytest.raises(UsageError, match="nothing fits"):
+        intended(config, 5.0, {"n_envs", "workers"})
+
+
 def test_environments_that_take_long_to_build_are_not_multiplied() -> None:
     found = candidates(TopologyConfig(), (), Bounds(2, make_s=0.1))
     assert max(one.n_envs for one in found if one.topology == "inline") == 8
@@ -139,6 +178,64 @@ def test_every_worker_pays_for_its_own_call_of_the_policy() -> None:
     assert update_s("inline", 1, by_call, config, 2) == update_s("inline", 1, by_rows, config, 2)
     more_s = update_s("processes", 2, by_call, config, 2) - update_s("processes", 2, by_rows, config, 2)
     assert more_s == pytest.approx(100 * 8e-3 / 2)  # two calls at a time on two cores instead of half of each
+
+
+class Counted(Waits):
+    """With the numbers of environments and steps so far."""
+
+    built = steps = 0
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__()
+        Counted.built += 1
+        self._wait_s = wait_s
+
+    def step(self, action: Any) -> Any:
+        Counted.steps += 1
+        select.select([], [], [], self._wait_s)
+        return super().step(action)
+
+
+def tuned_for(seconds: float, wait_s: float) -> Tuned:
+    Counted.built = Counted.steps = 0
+    config = RunConfig(EnvSpec(Counted, {"wait_s": wait_s}), 1, topology=TopologyConfig(2, 64, "inline"))
+    return tune(config, seconds, {"topology"})
+
+
+def test_steps_that_take_all_the_time_are_not_measured_again() -> None:
+    found = tuned_for(0.02, wait_s=0.01)  # the first four take longer
+    assert found.choice is None
+    assert "give --tune-seconds more" in found.text()
+    assert (Counted.built, Counted.steps) == (1, 4)
+
+
+def test_an_environment_that_hangs_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.api.tuning._LEAST_PATIENCE_S", 0.2)
+    with pytest.raises(EnvError, match=r"hung.*give tuning more seconds"):
+        tuned_for(0.2, wait_s=20.0)
+
+
+class Lone(Steady):
+    """Only the first one works."""
+
+    built = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Lone.built += 1
+        self._number = Lone.built
+
+    def step(self, action: Any) -> Any:
+        if self._number > 1:
+            raise RuntimeError("there is one already")
+        return super().step(action)
+
+
+def test_trials_that_all_fail_say_what_to_do() -> None:
+    Lone.built = 0
+    config = RunConfig(EnvSpec(Lone), 1, topology=TopologyConfig(2, 64, "inline"))
+    with pytest.raises(EnvError, match=r"every trial failed; give tuning more seconds.*there is one already"):
+        tune(config, 20.0, {"topology"})
 
 
 @pytest.mark.alone
