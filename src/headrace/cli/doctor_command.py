@@ -106,7 +106,7 @@ def read_evidence(run_dir: Path) -> Evidence:
         records = read_records(run_dir / "metrics.jsonl")
         config, result = (_object(run_dir / name) for name in ("config.json", "result.json"))
         return evidence_of(records, config, result)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ArithmeticError) as error:
         raise HeadraceError(f"{run_dir}: can't be read: {message_of(error)}") from error
 
 

@@ -107,7 +107,7 @@ def cycle_of(evidence: Evidence) -> Cycle:
 def _collecting(e: Evidence) -> dict[str, float]:
     """The time until the slowest worker is done, by cause."""
     busy = [one.busy for one in e.workers]
-    spread = [sum(index in shard_of(e, worker) for index in e.slow_envs) for worker in range(len(busy))]
+    spread = [sum(worker_of(e, index) == worker for index in e.slow_envs) for worker in range(len(busy))]
     excess = [min(_excess_s(e, count), 0.95 * one.env) for count, one in zip(spread, e.workers, strict=True)]
     usual = [own - more for own, more in zip(busy, excess, strict=True)]
     slowest = usual.index(max(usual))
@@ -130,13 +130,15 @@ def _collecting(e: Evidence) -> dict[str, float]:
     }
 
 
-def shard_of(e: Evidence, worker: int) -> set[int]:
-    """The environments of a worker: shards are consecutive and dealt out in turn, as collecting/topology has it."""
+def worker_of(e: Evidence, index: int) -> int:
+    """The worker of an environment: shards are consecutive and dealt out in turn (collecting/topology). -1: no such env."""
     n_envs, shards = int(e.number("n_envs", 1)), max(1, e.shards)
-    small, extra = divmod(n_envs, shards)
-    starts = [small * shard + min(shard, extra) for shard in range(shards + 1)]
-    mine = range(worker, shards, max(1, len(e.workers)))
-    return {index for shard in mine for index in range(starts[shard], starts[shard + 1])}
+    if not 0 <= index < n_envs:
+        return -1
+    small, extra = divmod(n_envs, shards)  # the first `extra` shards have one more
+    more = extra * (small + 1)
+    shard = index // (small + 1) if index < more else extra + (index - more) // small
+    return shard % max(1, len(e.workers))
 
 
 def _excess_s(e: Evidence, count: int) -> float:
