@@ -82,6 +82,10 @@ def main(argv: list[str]) -> int:
         costs = learning_costs(options.run, evidence)
         passing("")
     advice = advise(evidence, costs)
+    if advice:
+        from headrace.cli.doctor_measuring import accepted
+
+        advice = accepted(_object(options.run / "config.json"), evidence, advice)
     is_running = is_live(options.run)
     print(printable(_text(options.run, is_running, evidence, verdict, advice)))
     achieved = _applied(options, evidence, advice) if options.apply else None

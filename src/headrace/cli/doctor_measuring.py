@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -68,6 +68,43 @@ def learning_costs(run_dir: Path, evidence: Evidence) -> dict[tuple[str, int], f
         return {}
 
 
+def accepted(data: Mapping[str, Any], evidence: Evidence, advice: Sequence[Advice]) -> list[Advice]:
+    """The advice that headrace would not refuse if it were typed. Imports and builds nothing that a file names.
+
+    A configuration that can't be read refuses nothing.
+    """
+    from headrace.checkpoints.form import CONFIG, FormError
+    from headrace.cli.train_command import changed
+    from headrace.collecting.topology import Choice, resolve
+    from headrace.envs.spec import EnvSpec
+    from headrace.policies.config import Extractors
+
+    try:
+        room = {name: value for name, value in data.items() if name not in ("session", "proof")}
+        CONFIG(room, "config")
+        functions = {name: 0.1 for name, value in room["algorithm"].items() if isinstance(value, dict)}
+        config = decode(room, EnvSpec("Any-v0"), Extractors({}, {}), **functions)
+        session = SessionConfig(**data.get("session", {}))
+    except (FormError, HeadraceError, TypeError, ValueError, KeyError):
+        return list(advice)
+    seen = Choice(evidence.place, max(1, len(evidence.workers)), "")
+
+    def is_accepted(one: Advice) -> bool:
+        try:
+            other, _ = changed(config, session, _typed(one))
+            resolve(other.topology, lambda asked: seen)
+        except UsageError:
+            return False
+        return True
+
+    return [one for one in advice if is_accepted(one)]
+
+
+def _typed(advice: Advice) -> list[str]:
+    """Its options but for one that is not part of a configuration."""
+    return [word for word in advice.options if word != "--quiet"]
+
+
 def admitted(run_dir: Path, data: Mapping[str, Any], doubt: str, trust: bool) -> tuple[RunConfig, SessionConfig]:
     """The configuration of a run that may be built."""
     from headrace.envs.consent import extractors_to_ask_for, require_consent
@@ -101,7 +138,7 @@ def tried(
     """Steps/s of short runs without and with a change, in alternation: medians."""
     from headrace.cli.train_command import changed
 
-    other, later = changed(config, session, [word for word in advice.options if word != "--quiet"])
+    other, later = changed(config, session, _typed(advice))
     runs = {"as it was": (config, session, evidence.sps), " ".join(advice.options): (other, later, advice.sps)}
     reached: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):

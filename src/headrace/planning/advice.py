@@ -68,7 +68,12 @@ def advise(evidence: Evidence, learning: Mapping[tuple[str, int], float] | None 
 
 
 def _repeated(e: Evidence, now: Cycle) -> Advice | None:
-    """Every action twice: half of the acting and learning for each frame of the environments."""
+    """Every action twice: half of the acting and learning for each frame of the environments.
+
+    A vector environment or pool steps itself, so headrace can't repeat its actions.
+    """
+    if e.is_vector:
+        return None
     repeat = int(e.number("action_repeat", 1))
     gain = 2.0 * now.update_s / now.scaled(env=2.0, slow_env=2.0).update_s if now.update_s else 1.0
     options = ("--action-repeat", str(2 * repeat))
@@ -95,14 +100,15 @@ def _changes(e: Evidence, now: Cycle, learning: Mapping[tuple[str, int], float])
 def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
     """More of them, or ahead of the learner."""
     n_envs, have = max(1, int(e.number("n_envs", 1))), len(e.workers)
-    most = min(n_envs, _MOST_WORKERS)
+    typed = int(e.number("shards"))  # each worker needs one, or one for each turn
+    most = min(n_envs, _MOST_WORKERS, typed // e.turns if typed else n_envs)
     place = e.place if have else "processes"
     for count in range(max(2, have + 1), most + 1):
         options = ("--workers", str(count)) if have else ("--topology", place, "--workers", str(count))
         yield f"{count} workers instead of {have or 'none'}", options, _spread(e, now, count), False
     if now.kind == AHEAD:
         return
-    ahead = ("--max-lag", "1")
+    ahead = ("--max-lag", str(max(1, e.max_lag)))
     if have:
         # Who asks a server and who learns want a core at the same time: what asking takes counts as CPU time.
         cpu_s = now.cpu_s + have * now.collect["asking"]
@@ -136,8 +142,8 @@ def _of_inference(e: Evidence, now: Cycle) -> Iterator[_Change]:
         yield "one inference server for all workers", ("--inference", "central"), replace(now, collect=collect), False
     if e.inference == "central" and not is_device:
         collect = {**now.collect, "asking": 0.0}
-        yield "let workers act themselves", ("--inference", "local"), replace(now, collect=collect), False
-    if e.inference == "central" and e.turns == 1 and n_envs >= 2 * have:
+        yield "let workers act themselves", _acting_locally(e), replace(now, collect=collect), False
+    if e.inference == "central" and e.turns == 1 and (e.number("shards") or n_envs) >= 2 * have:
         env_s, act_s = now.collect["env"], now.collect["inference"]
         together_s = max(env_s, 2 * act_s, env_s / 2 + act_s)
         collect = {**now.collect, "env": together_s - act_s, "inference": act_s}
@@ -148,6 +154,11 @@ def _of_inference(e: Evidence, now: Cycle) -> Iterator[_Change]:
             replace(now, collect=collect),
             False,
         )
+
+
+def _acting_locally(e: Evidence) -> tuple[str, ...]:
+    is_on = e.options.get("double_buffering") == "on"  # which only servers have
+    return ("--inference", "local", *(("--double-buffering", "auto") if is_on else ()))
 
 
 def _of_learning(e: Evidence, now: Cycle, learning: Mapping[tuple[str, int], float]) -> Iterator[_Change]:

@@ -131,7 +131,7 @@ def _collecting(e: Evidence) -> dict[str, float]:
 
 
 def worker_of(e: Evidence, index: int) -> int:
-    """The worker of an environment: shards are consecutive and dealt out in turn (collecting/topology). -1: no such env."""
+    """The worker of an environment, -1 if there is no such one: shards are dealt out in turn (collecting/topology)."""
     n_envs, shards = int(e.number("n_envs", 1)), max(1, e.shards)
     if not 0 <= index < n_envs:
         return -1

@@ -68,6 +68,8 @@ class Evidence:
     slow_env_s: float = 0.0
     """A step of these, and of the environment in the middle."""
     usual_env_s: float = 0.0
+    is_vector: bool = False
+    """The environments are stepped as a whole, so far as can be seen."""
     gradient_steps: float = 0.0
     updates: int = 0
     """How many were looked at, and how long they took in all."""
@@ -135,6 +137,7 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
         slow_envs=slow,
         slow_env_s=slow_s,
         usual_env_s=usual_s,
+        is_vector=_is_vector(config, used, _whole(options.get("n_envs"), 1)),
         gradient_steps=gradient_steps,
         updates=len(used),
         seconds=sum(learner.values()) * len(used),
@@ -196,6 +199,14 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
         part = config.get(room)
         found |= {key: value for key, value in part.items() if key != "env"} if isinstance(part, dict) else {}
     return found
+
+
+def _is_vector(config: Mapping[str, Any], records: Sequence[Record], n_envs: int) -> bool:
+    """Whether the environment is a pool, or several of which no single one was timed."""
+    env = config.get("env")
+    name = env.get("env") if isinstance(env, dict) else None
+    is_timed = any("headrace/envs/median_s" in record for record in records)
+    return (isinstance(name, str) and name.startswith("envpool:")) or (n_envs > 1 and not is_timed)
 
 
 def _slow_envs(records: Sequence[Record], n_envs: int) -> tuple[tuple[int, ...], float, float]:

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 import headrace as hr
+from headrace.cli.doctor_command import read_evidence
+from headrace.cli.doctor_measuring import accepted
 from headrace.cli.main import main
+from headrace.planning.advice import Advice
 from headrace.run_lock import RunLock, is_live
 from support.diversity_envs import OwnGenerator
 
@@ -140,6 +143,18 @@ def test_a_real_run_and_its_advice_tried(trained: Path, tmp_path: Path, capsys: 
     assert found["applied"]["options"] == best["options"]
     assert found["applied"]["achieved"] > 0
     assert "predicted" in said
+
+
+def test_advice_that_would_be_refused_is_not_given(trained: Path, tmp_path: Path) -> None:
+    data = json.loads((trained / "config.json").read_text())
+    evidence = read_evidence(trained)
+    kept, refused = (
+        Advice("", 2.0, 1.0, options)
+        for options in (("--n-epochs", "5"), ("--topology", "processes", "--workers", "3"))  # of 2 environments
+    )
+    advice = Advice("write a faster environment", 2.0, 1.0)
+    assert accepted(data, evidence, [kept, refused, advice]) == [kept, advice]
+    assert accepted({}, evidence, [kept, refused]) == [kept, refused], "nothing is known of it"
 
 
 def test_what_a_file_names_is_not_imported_unasked(trained: Path, tmp_path: Path) -> None:

@@ -189,6 +189,40 @@ class TestAdvice:
         assert not mended.is_applicable
         assert mended.gain == pytest.approx(0.84 / (0.84 - 0.64))
 
+    def test_workers_act_themselves_only_without_double_buffering(self) -> None:
+        asking = run((busy(env=0.05, inference=0.9),) * 2, wait=0.95, sgd=0.05)
+        asking = replace(asking, inference="central", act_s=0.05)
+        on = replace(asking, turns=2, options={**asking.options, "double_buffering": "on"})
+        assert ("--inference", "local") in [one.options for one in advise(asking)]
+        assert ("--inference", "local", "--double-buffering", "auto") in [one.options for one in advise(on)]
+
+    @pytest.mark.parametrize(("shards", "is_advised"), [(0, True), (4, True), (3, False)])
+    def test_double_buffering_needs_two_shards_for_each_worker(self, shards: int, is_advised: bool) -> None:
+        acting = run((busy(env=0.5, inference=0.45),) * 2, wait=0.95, sgd=0.05)
+        central = replace(acting, inference="central", act_s=0.2, options={**acting.options, "shards": shards})
+        assert (gain(central, "--double-buffering") > 1.0) == is_advised
+
+    def test_no_more_workers_than_typed_shards(self) -> None:
+        slow = run(env=0.9, sgd=0.1)
+        typed = replace(slow, options={**slow.options, "shards": 2})
+        for evidence, most in ((slow, 4), (typed, 2)):
+            counts = [int(one.options[-1]) for one in advise(evidence) if "--workers" in one.options]
+            assert max(counts) == most
+
+    def test_max_lag_is_never_lowered(self) -> None:
+        options = [one.options for one in advise(run(max_lag=3, env=0.5, sgd=0.5)) if "--max-lag" in one.options]
+        assert [one[one.index("--max-lag") + 1] for one in options] == ["3"]
+
+    def test_actions_of_a_vector_environment_are_not_repeated(self) -> None:
+        learning = run(env=0.1, sgd=0.9)
+        assert gain(learning, "--action-repeat") > 1.5
+        assert gain(replace(learning, is_vector=True), "--action-repeat") == 1.0
+        several = {"topology": {"n_envs": 8}}
+        timed = [record(n, **{"envs/median_s": 0.1}) for n in range(9)]
+        assert not evidence_of(timed, several, {}).is_vector
+        assert evidence_of(timed, {**several, "env": {"env": "envpool:Pong-v5"}}, {}).is_vector
+        assert evidence_of([record(n) for n in range(9)], several, {}).is_vector
+
     def test_ranked_by_gain_with_options_to_type(self) -> None:
         found = advise(run(env=0.5, sgd=0.3, log=0.2))
         in_steps = [one for one in found if not one.counts_frames]
