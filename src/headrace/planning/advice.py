@@ -103,13 +103,19 @@ def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
     typed = int(e.number("shards"))  # each worker needs one, or one for each turn
     most = min(n_envs, _MOST_WORKERS, typed // e.turns if typed else n_envs)
     place = e.place if have else "processes"
-    for count in range(max(2, have + 1), most + 1):
+    is_in_turns = now.collect.get("interpreter", 0.0) > 0.0
+    for count in range(2, most + 1) if is_in_turns else ():
+        instead = ("--topology", "processes", "--workers", str(count))
+        yield f"{count} processes instead of {have} threads", instead, _in_processes(e, now, count), False
+    for count in range(max(2, have + 1), most + 1) if not is_in_turns else ():
         options = ("--workers", str(count)) if have else ("--topology", place, "--workers", str(count))
         yield f"{count} workers instead of {have or 'none'}", options, _spread(e, now, count), False
     if now.kind == AHEAD:
         return
     ahead = ("--max-lag", str(max(1, e.max_lag)))
     if have:
+        away = ("--topology", "inline", "--workers", "auto", *(_acting_locally(e) if e.inference == "central" else ()))
+        yield "no workers: what it takes to reach them is more than they save", away, _inline(e, now), False
         # Who asks a server and who learns want a core at the same time: what asking takes counts as CPU time.
         cpu_s = now.cpu_s + have * now.collect["asking"]
         yield "collect while the learner learns", ahead, replace(now, kind=AHEAD, cpu_s=cpu_s), True
@@ -213,6 +219,38 @@ def _spread(e: Evidence, now: Cycle, count: int) -> Cycle:
     shown_s = max(0.0, sum(now.beside.values()) - new.collect_s)  # workers collect meanwhile
     share = shown_s / sum(now.beside.values()) if sum(now.beside.values()) else 0.0
     return replace(new, beside={name: own * share for name, own in now.beside.items()})
+
+
+def _in_processes(e: Evidence, now: Cycle, count: int) -> Cycle:
+    """Threads that take turns at one interpreter, as processes: each runs when it likes, on the cores that are free."""
+    have, factor = len(e.workers), len(e.workers) / max(1.0, min(count, now.cores))
+    new = now.scaled(env=factor, inference=factor, copy=factor, interpreter=0.0, imbalance=have / count)
+    return replace(new, collect={**new.collect, "latency": _HAND_OVER_S * count})
+
+
+def _inline(e: Evidence, now: Cycle) -> Cycle:
+    """What all workers do, one after the other; the policy acts for all at once, and nothing happens meanwhile."""
+    have, busy_s, cpu_s = len(e.workers), sum(one.busy for one in e.workers), sum(one.cpu for one in e.workers)
+    factor = 1.0
+    if cpu_s and busy_s and (is_crowded(e) or have > e.free_cores or now.collect["interpreter"]):
+        # They waited for a core or the interpreter, but no longer than so many of them can; the rest is sleep.
+        at_once = 1.0 if now.collect["interpreter"] else max(1.0, e.free_cores)
+        factor = min(1.0, max(cpu_s / busy_s, at_once / have))
+    acting_s = factor * sum(one.inference for one in e.workers)
+    each_s = acting_s / have
+    call_s = each_s if _is_on_device(e) else min(each_s, e.steps / max(1.0, e.number("n_envs", 1)) * _CALL_S)
+    acting_s -= (have - 1) * call_s
+    if e.inference == "central":
+        acting_s = e.act_s * max(1.0, e.number("inference_servers", 1))
+    collect = dict.fromkeys(now.collect, 0.0) | {
+        "env": factor * sum(one.env for one in e.workers),
+        "inference": acting_s,
+        "copy": factor * sum(one.copy for one in e.workers),
+    }
+    beside = {name: e.learner[name] for name in now.beside}
+    return replace(
+        now, kind=INLINE, collect=collect, learn={**now.learn, "hand_over": 0.0}, beside=beside, hidden_s=0.0
+    )
 
 
 def _cpu_share(e: Evidence, now: Cycle) -> float:

@@ -5,7 +5,8 @@
     ahead       max(collect, learn + beside, CPU time / cores)  max_lag of at least 1: side by side
 
 `collect` is that of the slowest worker. Its parts: what all workers do (env, inference, copy), what the slowest one
-does beyond the others (slow_env, imbalance, stragglers), and what it takes to ask and to hand over (asking, latency).
+does beyond the others (slow_env, imbalance, stragglers), what it takes to ask and to hand over (asking, latency), and
+what threads wait for the interpreter that they share (interpreter): it is in the wall time of all that they do.
 Of `beside` only what is not hidden behind collecting is in a cycle. Does not know options or words.
 """
 
@@ -19,6 +20,8 @@ from headrace.planning.evidence import BESIDE, LEARNING, Evidence
 
 INLINE, IN_STEP, AHEAD = "inline", "in step", "ahead"
 _WAITS = 0.05  # of an update: a learner that waits less is not held up
+_IN_TURNS = (0.7, 1.3)  # CPU time of all threads over wall time: about one of them runs at any time ...
+_UNUSED = 0.75  # ... although they could have used more cores than this share of what they had
 
 
 @dataclass(frozen=True)
@@ -115,19 +118,33 @@ def _collecting(e: Evidence) -> dict[str, float]:
     even_s = min(fmean(others), max(usual)) if others else usual[0]
     total = sum(busy) - sum(excess) or 1.0
     env, inference = sum(one.env for one in e.workers) - sum(excess), sum(one.inference for one in e.workers)
-    acting_s = even_s * inference / total
+    waiting = _waiting_share(e)
+    own_s = even_s * (1.0 - waiting)
+    acting_s = own_s * inference / total
     asking_s = max(0.0, acting_s - e.act_s) if e.inference == "central" else 0.0
     stragglers_s = max(0.0, e.busiest_s - max(busy))
     return {
-        "env": even_s * env / total,
+        "env": own_s * env / total,
         "inference": acting_s - asking_s,
-        "copy": even_s * sum(one.copy for one in e.workers) / total,
+        "copy": own_s * sum(one.copy for one in e.workers) / total,
+        "interpreter": even_s - own_s,
         "asking": asking_s,
         "slow_env": max(busy) - max(usual),
         "imbalance": max(usual) - even_s,
         "stragglers": stragglers_s,
         "latency": 0.0 if e.max_lag else max(0.0, e.collected_s - max(busy) - stragglers_s),
     }
+
+
+def _waiting_share(e: Evidence) -> float:
+    """Of the time of threads, what each waits for the others, if they take turns at one interpreter."""
+    if e.place != "threads" or len(e.workers) < 2:
+        return 0.0
+    wall_s, busy_s = max(one.busy for one in e.workers), sum(one.busy for one in e.workers)
+    cpu_s = sum(one.cpu for one in e.workers)
+    least, most = _IN_TURNS
+    could_s = _UNUSED * min(len(e.workers), e.free_cores) * wall_s
+    return 1.0 - cpu_s / busy_s if 0.0 < least * wall_s <= cpu_s <= min(most * wall_s, could_s, busy_s) else 0.0
 
 
 def worker_of(e: Evidence, index: int) -> int:

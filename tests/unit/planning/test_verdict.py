@@ -146,6 +146,32 @@ class TestVerdict:
         even = run((busy(env=1.0),), max_lag=1, wait=0.0, sgd=0.98)
         assert judge(even).names == (causes.BALANCED,)
 
+    def test_threads_that_take_turns_at_one_interpreter_are_not_inference_bound(self) -> None:
+        # Each acts and steps for a second of wall time; in all they had one second of one core.
+        one = WorkerTimes(env=0.4, inference=0.6, cpu=0.5)
+        threads = replace(run((one, one), wait=1.0, sgd=0.1), place="threads")
+        verdict = judge(threads)
+        assert verdict.names[0] == causes.INTERPRETER
+        assert "one interpreter" in verdict.causes[0].evidence
+        assert sum(verdict.shares.values()) == pytest.approx(1.0)
+        assert advise(threads)[0].options[:3] == ("--topology", "processes", "--workers")
+
+    @pytest.mark.parametrize(
+        ("cpu", "free_cores", "place"),
+        [
+            (0.05, 4.0, "threads"),  # a policy on a device, or one that sleeps
+            (1.0, 4.0, "threads"),  # both run all the time
+            (0.5, 1.0, "threads"),  # there is one core: it is not the interpreter that they wait for
+            (0.5, 4.0, "processes"),
+        ],
+    )
+    def test_workers_that_do_not_take_turns_do_not_wait_for_one(
+        self, cpu: float, free_cores: float, place: str
+    ) -> None:
+        one = WorkerTimes(env=0.2, inference=0.8, cpu=cpu)
+        other = replace(run((one, one), wait=1.0, sgd=0.1), place=place, free_cores=free_cores)
+        assert judge(other).names == (causes.INFERENCE,)
+
     def test_a_busy_machine_is_said_beside_the_cause(self) -> None:
         crowded = replace(run(env=0.9, sgd=0.1), free_cores=1.0)
         assert "Other programs left 1.0 of 4 cores" in judge(crowded).notes[0]
@@ -188,6 +214,26 @@ class TestAdvice:
         mended = found["make the slow environments as fast as the others"]
         assert not mended.is_applicable
         assert mended.gain == pytest.approx(0.84 / (0.84 - 0.64))
+
+    def test_workers_that_cost_more_than_they_save_by_hand(self) -> None:
+        # 10 ms of stepping in each of two, 80 ms to wake and wait, 5 ms to hand over, 20 ms of logs behind that.
+        tiny = run((busy(env=0.01),) * 2, wait=0.07, hand_over=0.005, log=0.02, sgd=0.01)
+        assert judge(tiny).names == (causes.COMMUNICATION,)
+        assert gain(tiny, "inline") == pytest.approx((0.09 + 0.005 + 0.01) / (0.02 + 0.01 + 0.02))
+        assert ("--topology", "inline", "--workers", "auto") in [one.options for one in advise(tiny)]
+        assert gain(run((busy(env=0.5),) * 2, wait=0.5, sgd=0.1), "inline") == 1.0
+
+    def test_a_worker_that_sleeps_on_a_busy_machine_sleeps_inline_too(self) -> None:
+        asleep = replace(run((WorkerTimes(env=1.0, cpu=0.01),) * 4, wait=1.0, sgd=0.1), free_cores=2.0)
+        assert gain(asleep, "inline") == 1.0
+        # What waited for one of two cores does not: 4 x 0.25 s are as long as before, without 0.5 s of waking.
+        late = replace(run((WorkerTimes(env=1.0, cpu=0.25),) * 4, wait=1.5, sgd=0.1), free_cores=1.0)
+        assert gain(late, "inline") == pytest.approx(1.6 / 1.1)
+
+    def test_the_policy_inline_acts_once_for_all(self) -> None:
+        # 64 rows of 15 us are what a call takes, however few rows it has; 2 x 10 ms less one of them.
+        tiny = run((busy(inference=0.01),) * 2, wait=0.1, sgd=0.01)
+        assert gain(tiny, "inline") == pytest.approx(0.11 / (0.02 - 64 * 15e-6 + 0.01))
 
     def test_workers_act_themselves_only_without_double_buffering(self) -> None:
         asking = run((busy(env=0.05, inference=0.9),) * 2, wait=0.95, sgd=0.05)
