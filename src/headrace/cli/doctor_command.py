@@ -104,6 +104,11 @@ def main(argv: list[str]) -> int:
 
 def read_evidence(run_dir: Path) -> Evidence:
     """What the files of a run say; one clear line if they say nothing."""
+    if not (run_dir / "metrics.jsonl").is_file() and (run_dir / "groups.jsonl").is_file():
+        raise UsageError(
+            f"{run_dir}: a run of LLM agents, and headrace doctor is about runs of headrace train; "
+            f"headrace agents show {run_dir} lists its episodes, result.json has its numbers"
+        )
     if not (run_dir / "metrics.jsonl").is_file():
         raise UsageError(f"{run_dir}: expected a run directory with a metrics.jsonl")
     try:
@@ -154,6 +159,8 @@ def _applied(options: DoctorOptions, evidence: Evidence, advice: list[Advice]) -
     if best is None:
         print("\n--apply: there is no advice that is an option")
         return None
+    if not (options.run / "config.json").is_file():
+        raise UsageError(f"--apply: {options.run} has no config.json, without which it can't be run again")
     data, doubt = read_config(options.run / "config.json")
     config, session = admitted(options.run, data, doubt, options.trust)
     find_own_modules(config.env.encode())

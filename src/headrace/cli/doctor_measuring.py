@@ -20,7 +20,7 @@ from typing import Any
 from headrace.errors import HeadraceError, UsageError
 from headrace.planning.advice import Advice
 from headrace.planning.evidence import Evidence, evidence_of
-from headrace.run_config import CLASS, RunConfig, SessionConfig, decode
+from headrace.run_config import CLASS, KWARGS, RunConfig, SessionConfig, decode, is_object
 from headrace.telemetry.sinks import read_records
 
 _MOST_MINIBATCH = 8  # times larger
@@ -115,6 +115,9 @@ def admitted(run_dir: Path, data: Mapping[str, Any], doubt: str, trust: bool) ->
     admit_config(data, source, doubt, trust=trust)
     if doubt and not trust:
         require_consent(extractors_to_ask_for(data["policy"]), source, doubt)
+    if lost := _lost(data):
+        what = f"{run_dir} was built with {', '.join(lost)}, which a file can't hold"
+        raise UsageError(f"--apply: {what}, so it can't be run again from here; try the advice in your own script")
     try:
         session = SessionConfig(**data.get("session", {}))
         config = decode({name: value for name, value in data.items() if name != "session"})
@@ -124,6 +127,16 @@ def admitted(run_dir: Path, data: Mapping[str, Any], doubt: str, trust: bool) ->
         own = f"the policy of {run_dir} ({config.policy.policy}) is a module of its own"
         raise UsageError(f"--apply: {own}, which a file can't hold")
     return config, session
+
+
+def _lost(data: Mapping[str, Any]) -> list[str]:
+    """What stands in a configuration by its name only, as functions and objects do."""
+    env, policy = data["env"], data["policy"]
+    parts = {"the environment": env["env"]} | {f"wrapper {n}": one for n, one in enumerate(env["wrappers"], 1)}
+    parts |= data["algorithm"] | policy.get(CLASS, {})
+    lost = [f"{name or CLASS} {one['callable']}" for name, one in parts.items() if isinstance(one, dict)]
+    kwargs = [env["kwargs"], *policy.get(KWARGS, {}).values()]
+    return lost + [f"the argument {name}" for some in kwargs for name, value in some.items() if is_object(value)]
 
 
 def tried(
