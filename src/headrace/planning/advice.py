@@ -225,7 +225,8 @@ def _in_processes(e: Evidence, now: Cycle, count: int) -> Cycle:
     """Threads that take turns at one interpreter, as processes: each runs when it likes, on the cores that are free."""
     have, factor = len(e.workers), len(e.workers) / max(1.0, min(count, now.cores))
     new = now.scaled(env=factor, inference=factor, copy=factor, interpreter=0.0, imbalance=have / count)
-    return replace(new, collect={**new.collect, "latency": _HAND_OVER_S * count})
+    cpu_s = now.cpu_s + e.actors_cpu_s  # which that of a run in threads leaves out
+    return replace(new, collect={**new.collect, "latency": _HAND_OVER_S * count}, cpu_s=cpu_s)
 
 
 def _inline(e: Evidence, now: Cycle) -> Cycle:

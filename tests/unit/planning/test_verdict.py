@@ -215,6 +215,12 @@ class TestAdvice:
         assert not mended.is_applicable
         assert mended.gain == pytest.approx(0.84 / (0.84 - 0.64))
 
+    def test_processes_instead_of_threads_need_cores_for_their_cpu_time(self) -> None:
+        one = WorkerTimes(env=1.0, cpu=0.5)
+        threads = replace(run((one, one), max_lag=1, wait=0.2, sgd=0.8), place="threads", free_cores=2.0)
+        # 1 s of CPU time in workers and 0.8 s of learning, on two cores
+        assert gain(threads, "processes") == pytest.approx(1.0 / 0.9)
+
     def test_workers_that_cost_more_than_they_save_by_hand(self) -> None:
         # 10 ms of stepping in each of two, 80 ms to wake and wait, 5 ms to hand over, 20 ms of logs behind that.
         tiny = run((busy(env=0.01),) * 2, wait=0.07, hand_over=0.005, log=0.02, sgd=0.01)
