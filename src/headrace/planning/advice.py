@@ -234,9 +234,9 @@ def _inline(e: Evidence, now: Cycle) -> Cycle:
     have, busy_s, cpu_s = len(e.workers), sum(one.busy for one in e.workers), sum(one.cpu for one in e.workers)
     factor = 1.0
     if cpu_s and busy_s and (is_crowded(e) or have > e.free_cores or now.collect["interpreter"]):
-        # They waited for a core or the interpreter, but no longer than so many of them can; the rest is sleep.
+        # They waited for a core or the interpreter, but the slowest one no longer than it took in all: it may sleep.
         at_once = 1.0 if now.collect["interpreter"] else max(1.0, e.free_cores)
-        factor = min(1.0, max(cpu_s / busy_s, at_once / have))
+        factor = min(1.0, max(cpu_s, at_once * max(one.busy for one in e.workers)) / busy_s)
     acting_s = factor * sum(one.inference for one in e.workers)
     each_s = acting_s / have
     call_s = each_s if _is_on_device(e) else min(each_s, e.steps / max(1.0, e.number("n_envs", 1)) * _CALL_S)

@@ -236,6 +236,10 @@ class TestAdvice:
         late = replace(run((WorkerTimes(env=1.0, cpu=0.25),) * 4, wait=1.5, sgd=0.1), free_cores=1.0)
         assert gain(late, "inline") == pytest.approx(1.6 / 1.1)
 
+    def test_one_worker_that_sleeps_on_a_busy_machine_sleeps_as_long_inline(self) -> None:
+        quick, slow = WorkerTimes(env=0.1, cpu=0.01), WorkerTimes(env=1.0, cpu=0.01)
+        assert gain(replace(run((quick, slow), wait=1.0, sgd=0.1), free_cores=1.0), "inline") == 1.0
+
     def test_the_policy_inline_acts_once_for_all(self) -> None:
         # 64 rows of 15 us are what a call takes, however few rows it has; 2 x 10 ms less one of them.
         tiny = run((busy(inference=0.01),) * 2, wait=0.1, sgd=0.01)
