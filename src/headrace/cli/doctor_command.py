@@ -82,6 +82,10 @@ def main(argv: list[str]) -> int:
         costs = learning_costs(options.run, evidence)
         passing("")
     advice = advise(evidence, costs)
+    if advice:
+        from headrace.cli.doctor_measuring import accepted
+
+        advice = accepted(_object(options.run / "config.json"), evidence, advice)
     is_running = is_live(options.run)
     print(printable(_text(options.run, is_running, evidence, verdict, advice)))
     achieved = _applied(options, evidence, advice) if options.apply else None
@@ -100,13 +104,18 @@ def main(argv: list[str]) -> int:
 
 def read_evidence(run_dir: Path) -> Evidence:
     """What the files of a run say; one clear line if they say nothing."""
+    if not (run_dir / "metrics.jsonl").is_file() and (run_dir / "groups.jsonl").is_file():
+        raise UsageError(
+            f"{run_dir}: a run of LLM agents, and headrace doctor is about runs of headrace train; "
+            f"headrace agents show {run_dir} lists its episodes, result.json has its numbers"
+        )
     if not (run_dir / "metrics.jsonl").is_file():
         raise UsageError(f"{run_dir}: expected a run directory with a metrics.jsonl")
     try:
         records = read_records(run_dir / "metrics.jsonl")
         config, result = (_object(run_dir / name) for name in ("config.json", "result.json"))
         return evidence_of(records, config, result)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ArithmeticError) as error:
         raise HeadraceError(f"{run_dir}: can't be read: {message_of(error)}") from error
 
 
@@ -150,6 +159,8 @@ def _applied(options: DoctorOptions, evidence: Evidence, advice: list[Advice]) -
     if best is None:
         print("\n--apply: there is no advice that is an option")
         return None
+    if not (options.run / "config.json").is_file():
+        raise UsageError(f"--apply: {options.run} has no config.json, without which it can't be run again")
     data, doubt = read_config(options.run / "config.json")
     config, session = admitted(options.run, data, doubt, options.trust)
     find_own_modules(config.env.encode())

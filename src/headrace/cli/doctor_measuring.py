@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from typing import Any
 from headrace.errors import HeadraceError, UsageError
 from headrace.planning.advice import Advice
 from headrace.planning.evidence import Evidence, evidence_of
-from headrace.run_config import CLASS, RunConfig, SessionConfig, decode
+from headrace.run_config import CLASS, KWARGS, RunConfig, SessionConfig, decode, is_object
 from headrace.telemetry.sinks import read_records
 
 _MOST_MINIBATCH = 8  # times larger
@@ -68,6 +68,43 @@ def learning_costs(run_dir: Path, evidence: Evidence) -> dict[tuple[str, int], f
         return {}
 
 
+def accepted(data: Mapping[str, Any], evidence: Evidence, advice: Sequence[Advice]) -> list[Advice]:
+    """The advice that headrace would not refuse if it were typed. Imports and builds nothing that a file names.
+
+    A configuration that can't be read refuses nothing.
+    """
+    from headrace.checkpoints.form import CONFIG, FormError
+    from headrace.cli.train_command import changed
+    from headrace.collecting.topology import Choice, resolve
+    from headrace.envs.spec import EnvSpec
+    from headrace.policies.config import Extractors
+
+    try:
+        room = {name: value for name, value in data.items() if name not in ("session", "proof")}
+        CONFIG(room, "config")
+        functions = {name: 0.1 for name, value in room["algorithm"].items() if isinstance(value, dict)}
+        config = decode(room, EnvSpec("Any-v0"), Extractors({}, {}), **functions)
+        session = SessionConfig(**data.get("session", {}))
+    except (FormError, HeadraceError, TypeError, ValueError, KeyError):
+        return list(advice)
+    seen = Choice(evidence.place, max(1, len(evidence.workers)), "")
+
+    def is_accepted(one: Advice) -> bool:
+        try:
+            other, _ = changed(config, session, _typed(one))
+            resolve(other.topology, lambda asked: seen)
+        except UsageError:
+            return False
+        return True
+
+    return [one for one in advice if is_accepted(one)]
+
+
+def _typed(advice: Advice) -> list[str]:
+    """Its options but for one that is not part of a configuration."""
+    return [word for word in advice.options if word != "--quiet"]
+
+
 def admitted(run_dir: Path, data: Mapping[str, Any], doubt: str, trust: bool) -> tuple[RunConfig, SessionConfig]:
     """The configuration of a run that may be built."""
     from headrace.envs.consent import extractors_to_ask_for, require_consent
@@ -78,6 +115,9 @@ def admitted(run_dir: Path, data: Mapping[str, Any], doubt: str, trust: bool) ->
     admit_config(data, source, doubt, trust=trust)
     if doubt and not trust:
         require_consent(extractors_to_ask_for(data["policy"]), source, doubt)
+    if lost := _lost(data):
+        what = f"{run_dir} was built with {', '.join(lost)}, which a file can't hold"
+        raise UsageError(f"--apply: {what}, so it can't be run again from here; try the advice in your own script")
     try:
         session = SessionConfig(**data.get("session", {}))
         config = decode({name: value for name, value in data.items() if name != "session"})
@@ -87,6 +127,16 @@ def admitted(run_dir: Path, data: Mapping[str, Any], doubt: str, trust: bool) ->
         own = f"the policy of {run_dir} ({config.policy.policy}) is a module of its own"
         raise UsageError(f"--apply: {own}, which a file can't hold")
     return config, session
+
+
+def _lost(data: Mapping[str, Any]) -> list[str]:
+    """What stands in a configuration by its name only, as functions and objects do."""
+    env, policy = data["env"], data["policy"]
+    parts = {"the environment": env["env"]} | {f"wrapper {n}": one for n, one in enumerate(env["wrappers"], 1)}
+    parts |= data["algorithm"] | policy.get(CLASS, {})
+    lost = [f"{name or CLASS} {one['callable']}" for name, one in parts.items() if isinstance(one, dict)]
+    kwargs = [env["kwargs"], *policy.get(KWARGS, {}).values()]
+    return lost + [f"the argument {name}" for some in kwargs for name, value in some.items() if is_object(value)]
 
 
 def tried(
@@ -101,7 +151,7 @@ def tried(
     """Steps/s of short runs without and with a change, in alternation: medians."""
     from headrace.cli.train_command import changed
 
-    other, later = changed(config, session, [word for word in advice.options if word != "--quiet"])
+    other, later = changed(config, session, _typed(advice))
     runs = {"as it was": (config, session, evidence.sps), " ".join(advice.options): (other, later, advice.sps)}
     reached: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):

@@ -68,7 +68,12 @@ def advise(evidence: Evidence, learning: Mapping[tuple[str, int], float] | None 
 
 
 def _repeated(e: Evidence, now: Cycle) -> Advice | None:
-    """Every action twice: half of the acting and learning for each frame of the environments."""
+    """Every action twice: half of the acting and learning for each frame of the environments.
+
+    A vector environment or pool steps itself, so headrace can't repeat its actions.
+    """
+    if e.is_vector:
+        return None
     repeat = int(e.number("action_repeat", 1))
     gain = 2.0 * now.update_s / now.scaled(env=2.0, slow_env=2.0).update_s if now.update_s else 1.0
     options = ("--action-repeat", str(2 * repeat))
@@ -95,15 +100,22 @@ def _changes(e: Evidence, now: Cycle, learning: Mapping[tuple[str, int], float])
 def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
     """More of them, or ahead of the learner."""
     n_envs, have = max(1, int(e.number("n_envs", 1))), len(e.workers)
-    most = min(n_envs, _MOST_WORKERS)
+    typed = int(e.number("shards"))  # each worker needs one, or one for each turn
+    most = min(n_envs, _MOST_WORKERS, typed // e.turns if typed else n_envs)
     place = e.place if have else "processes"
-    for count in range(max(2, have + 1), most + 1):
+    is_in_turns = now.collect.get("interpreter", 0.0) > 0.0
+    for count in range(2, most + 1) if is_in_turns else ():
+        instead = ("--topology", "processes", "--workers", str(count))
+        yield f"{count} processes instead of {have} threads", instead, _in_processes(e, now, count), False
+    for count in range(max(2, have + 1), most + 1) if not is_in_turns else ():
         options = ("--workers", str(count)) if have else ("--topology", place, "--workers", str(count))
         yield f"{count} workers instead of {have or 'none'}", options, _spread(e, now, count), False
     if now.kind == AHEAD:
         return
-    ahead = ("--max-lag", "1")
+    ahead = ("--max-lag", str(max(1, e.max_lag)))
     if have:
+        away = ("--topology", "inline", "--workers", "auto", *(_acting_locally(e) if e.inference == "central" else ()))
+        yield "no workers: what it takes to reach them is more than they save", away, _inline(e, now), False
         # Who asks a server and who learns want a core at the same time: what asking takes counts as CPU time.
         cpu_s = now.cpu_s + have * now.collect["asking"]
         yield "collect while the learner learns", ahead, replace(now, kind=AHEAD, cpu_s=cpu_s), True
@@ -136,8 +148,8 @@ def _of_inference(e: Evidence, now: Cycle) -> Iterator[_Change]:
         yield "one inference server for all workers", ("--inference", "central"), replace(now, collect=collect), False
     if e.inference == "central" and not is_device:
         collect = {**now.collect, "asking": 0.0}
-        yield "let workers act themselves", ("--inference", "local"), replace(now, collect=collect), False
-    if e.inference == "central" and e.turns == 1 and n_envs >= 2 * have:
+        yield "let workers act themselves", _acting_locally(e), replace(now, collect=collect), False
+    if e.inference == "central" and e.turns == 1 and (e.number("shards") or n_envs) >= 2 * have:
         env_s, act_s = now.collect["env"], now.collect["inference"]
         together_s = max(env_s, 2 * act_s, env_s / 2 + act_s)
         collect = {**now.collect, "env": together_s - act_s, "inference": act_s}
@@ -148,6 +160,11 @@ def _of_inference(e: Evidence, now: Cycle) -> Iterator[_Change]:
             replace(now, collect=collect),
             False,
         )
+
+
+def _acting_locally(e: Evidence) -> tuple[str, ...]:
+    is_on = e.options.get("double_buffering") == "on"  # which only servers have
+    return ("--inference", "local", *(("--double-buffering", "auto") if is_on else ()))
 
 
 def _of_learning(e: Evidence, now: Cycle, learning: Mapping[tuple[str, int], float]) -> Iterator[_Change]:
@@ -202,6 +219,39 @@ def _spread(e: Evidence, now: Cycle, count: int) -> Cycle:
     shown_s = max(0.0, sum(now.beside.values()) - new.collect_s)  # workers collect meanwhile
     share = shown_s / sum(now.beside.values()) if sum(now.beside.values()) else 0.0
     return replace(new, beside={name: own * share for name, own in now.beside.items()})
+
+
+def _in_processes(e: Evidence, now: Cycle, count: int) -> Cycle:
+    """Threads that take turns at one interpreter, as processes: each runs when it likes, on the cores that are free."""
+    have, factor = len(e.workers), len(e.workers) / max(1.0, min(count, now.cores))
+    new = now.scaled(env=factor, inference=factor, copy=factor, interpreter=0.0, imbalance=have / count)
+    cpu_s = now.cpu_s + e.actors_cpu_s  # which that of a run in threads leaves out
+    return replace(new, collect={**new.collect, "latency": _HAND_OVER_S * count}, cpu_s=cpu_s)
+
+
+def _inline(e: Evidence, now: Cycle) -> Cycle:
+    """What all workers do, one after the other; the policy acts for all at once, and nothing happens meanwhile."""
+    have, busy_s, cpu_s = len(e.workers), sum(one.busy for one in e.workers), sum(one.cpu for one in e.workers)
+    factor = 1.0
+    if cpu_s and busy_s and (is_crowded(e) or have > e.free_cores or now.collect["interpreter"]):
+        # They waited for a core or the interpreter, but the slowest one no longer than it took in all: it may sleep.
+        at_once = 1.0 if now.collect["interpreter"] else max(1.0, e.free_cores)
+        factor = min(1.0, max(cpu_s, at_once * max(one.busy for one in e.workers)) / busy_s)
+    acting_s = factor * sum(one.inference for one in e.workers)
+    each_s = acting_s / have
+    call_s = each_s if _is_on_device(e) else min(each_s, e.steps / max(1.0, e.number("n_envs", 1)) * _CALL_S)
+    acting_s -= (have - 1) * call_s
+    if e.inference == "central":
+        acting_s = e.act_s * max(1.0, e.number("inference_servers", 1))
+    collect = dict.fromkeys(now.collect, 0.0) | {
+        "env": factor * sum(one.env for one in e.workers),
+        "inference": acting_s,
+        "copy": factor * sum(one.copy for one in e.workers),
+    }
+    beside = {name: e.learner[name] for name in now.beside}
+    return replace(
+        now, kind=INLINE, collect=collect, learn={**now.learn, "hand_over": 0.0}, beside=beside, hidden_s=0.0
+    )
 
 
 def _cpu_share(e: Evidence, now: Cycle) -> float:

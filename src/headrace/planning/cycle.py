@@ -5,7 +5,8 @@
     ahead       max(collect, learn + beside, CPU time / cores)  max_lag of at least 1: side by side
 
 `collect` is that of the slowest worker. Its parts: what all workers do (env, inference, copy), what the slowest one
-does beyond the others (slow_env, imbalance, stragglers), and what it takes to ask and to hand over (asking, latency).
+does beyond the others (slow_env, imbalance, stragglers), what it takes to ask and to hand over (asking, latency), and
+what threads wait for the interpreter that they share (interpreter): it is in the wall time of all that they do.
 Of `beside` only what is not hidden behind collecting is in a cycle. Does not know options or words.
 """
 
@@ -19,6 +20,8 @@ from headrace.planning.evidence import BESIDE, LEARNING, Evidence
 
 INLINE, IN_STEP, AHEAD = "inline", "in step", "ahead"
 _WAITS = 0.05  # of an update: a learner that waits less is not held up
+_IN_TURNS = (0.7, 1.3)  # CPU time of all threads over wall time: about one of them runs at any time ...
+_UNUSED = 0.75  # ... although they could have used more cores than this share of what they had
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def cycle_of(evidence: Evidence) -> Cycle:
 def _collecting(e: Evidence) -> dict[str, float]:
     """The time until the slowest worker is done, by cause."""
     busy = [one.busy for one in e.workers]
-    spread = [sum(index in shard_of(e, worker) for index in e.slow_envs) for worker in range(len(busy))]
+    spread = [sum(worker_of(e, index) == worker for index in e.slow_envs) for worker in range(len(busy))]
     excess = [min(_excess_s(e, count), 0.95 * one.env) for count, one in zip(spread, e.workers, strict=True)]
     usual = [own - more for own, more in zip(busy, excess, strict=True)]
     slowest = usual.index(max(usual))
@@ -115,13 +118,16 @@ def _collecting(e: Evidence) -> dict[str, float]:
     even_s = min(fmean(others), max(usual)) if others else usual[0]
     total = sum(busy) - sum(excess) or 1.0
     env, inference = sum(one.env for one in e.workers) - sum(excess), sum(one.inference for one in e.workers)
-    acting_s = even_s * inference / total
+    waiting = _waiting_share(e)
+    own_s = even_s * (1.0 - waiting)
+    acting_s = own_s * inference / total
     asking_s = max(0.0, acting_s - e.act_s) if e.inference == "central" else 0.0
     stragglers_s = max(0.0, e.busiest_s - max(busy))
     return {
-        "env": even_s * env / total,
+        "env": own_s * env / total,
         "inference": acting_s - asking_s,
-        "copy": even_s * sum(one.copy for one in e.workers) / total,
+        "copy": own_s * sum(one.copy for one in e.workers) / total,
+        "interpreter": even_s - own_s,
         "asking": asking_s,
         "slow_env": max(busy) - max(usual),
         "imbalance": max(usual) - even_s,
@@ -130,13 +136,26 @@ def _collecting(e: Evidence) -> dict[str, float]:
     }
 
 
-def shard_of(e: Evidence, worker: int) -> set[int]:
-    """The environments of a worker: shards are consecutive and dealt out in turn, as collecting/topology has it."""
+def _waiting_share(e: Evidence) -> float:
+    """Of the time of threads, what each waits for the others, if they take turns at one interpreter."""
+    if e.place != "threads" or len(e.workers) < 2:
+        return 0.0
+    wall_s, busy_s = max(one.busy for one in e.workers), sum(one.busy for one in e.workers)
+    cpu_s = sum(one.cpu for one in e.workers)
+    least, most = _IN_TURNS
+    could_s = _UNUSED * min(len(e.workers), e.free_cores) * wall_s
+    return 1.0 - cpu_s / busy_s if 0.0 < least * wall_s <= cpu_s <= min(most * wall_s, could_s, busy_s) else 0.0
+
+
+def worker_of(e: Evidence, index: int) -> int:
+    """The worker of an environment, -1 if there is no such one: shards are dealt out in turn (collecting/topology)."""
     n_envs, shards = int(e.number("n_envs", 1)), max(1, e.shards)
-    small, extra = divmod(n_envs, shards)
-    starts = [small * shard + min(shard, extra) for shard in range(shards + 1)]
-    mine = range(worker, shards, max(1, len(e.workers)))
-    return {index for shard in mine for index in range(starts[shard], starts[shard + 1])}
+    if not 0 <= index < n_envs:
+        return -1
+    small, extra = divmod(n_envs, shards)  # the first `extra` shards have one more
+    more = extra * (small + 1)
+    shard = index // (small + 1) if index < more else extra + (index - more) // small
+    return shard % max(1, len(e.workers))
 
 
 def _excess_s(e: Evidence, count: int) -> float:

@@ -2,8 +2,9 @@
 
     metrics.jsonl (records) · config.json · result.json ──evidence_of──> Evidence
 
-Files are data: what is missing, of another type or not finite counts as not known. The first record is left out, since
-processes start and code is compiled in it. Draws no conclusion (cycle, verdict).
+Files are data: what is missing, of another type, not finite or absurdly large counts as not known. Of a resumed run
+the newest session counts: it may run elsewhere. A session's first record is left out, since processes start and code is
+compiled in it. Draws no conclusion (cycle, verdict).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ BESIDE = ("episodes", "log", "view", "callback", "checkpoint", "evaluation")  # 
 PHASES = (*COLLECTING, "hand_over", *LEARNING, "wait", *BESIDE, "other")
 FEWEST_RECORDS, FEWEST_SECONDS = 4, 0.2
 _MOST_RECORDS = 500  # the newest ones
+_LARGEST = 1e12  # a larger number is no measurement, and sums of such overflow
+_MOST_SHARDS = 1 << 16
 _CROWDED = 0.75  # of the machine's cores: with fewer, other programs matter
 _SAME_ENV, _MOST_SLOW, _SLOW = 0.8, 3, 2.0  # the same few environments are the slowest nearly always, and by this much
 
@@ -65,6 +68,8 @@ class Evidence:
     slow_env_s: float = 0.0
     """A step of these, and of the environment in the middle."""
     usual_env_s: float = 0.0
+    is_vector: bool = False
+    """The environments are stepped as a whole, so far as can be seen."""
     gradient_steps: float = 0.0
     updates: int = 0
     """How many were looked at, and how long they took in all."""
@@ -104,12 +109,13 @@ class Evidence:
 
 def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Mapping[str, Any]) -> Evidence:
     """From what was read of a run directory."""
-    used = [_finite(record) for record in records[1:]][-_MOST_RECORDS:]
+    sessions = _comparable([_finite(record) for record in records])
+    used = [record for session in sessions for record in session[1:]][-_MOST_RECORDS:]
     where, options = _where(result, config, used), _options(config)
     count = _whole(where.get("workers"), 1) if where["topology"] != "inline" else 0
     turns = max(1, _whole(where.get("turns"), 1))
     learner = {name: _mean(used, f"headrace/time/{name}") for name in PHASES}
-    steps, gradient_steps = _per_update(records, "time/total_timesteps"), _per_update(records, "train/n_updates")
+    steps, gradient_steps = (_per_update(sessions, tag) for tag in ("time/total_timesteps", "train/n_updates"))
     by_worker = [[_worker(record, worker, turns) for worker in range(count)] for record in used]
     waits = [(record.get("headrace/time/wait", 0.0), _beside(record)) for record in used]
     busiest_s = _mean_of([max((one.busy for one in workers), default=0.0) for workers in by_worker])
@@ -118,6 +124,7 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
     slow, slow_s, usual_s = _slow_envs(used, _whole(options.get("n_envs"), 1))
     free = [record["headrace/free_cores"] for record in used if "headrace/free_cores" in record]
     cores = max(1, _whole(where.get("cores"), 1))
+    most_shards = min(_whole(options.get("n_envs"), _MOST_SHARDS), _MOST_SHARDS)
     return Evidence(
         learner=learner,
         steps=steps,
@@ -130,6 +137,7 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
         slow_envs=slow,
         slow_env_s=slow_s,
         usual_env_s=usual_s,
+        is_vector=_is_vector(config, used, _whole(options.get("n_envs"), 1)),
         gradient_steps=gradient_steps,
         updates=len(used),
         seconds=sum(learner.values()) * len(used),
@@ -138,7 +146,7 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
         place=str(where["topology"]),
         inference=str(where.get("inference", "local")),
         turns=turns,
-        shards=max(1, _whole(where.get("shards"), count or 1)),
+        shards=max(1, min(_whole(where.get("shards"), count or 1), most_shards)),
         max_lag=_whole(where.get("max_lag", options.get("max_lag")), 0),
         options=options,
     )
@@ -147,6 +155,27 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
 def is_crowded(e: Evidence) -> bool:
     """Whether other programs took cores that the run could have used."""
     return e.free_cores < _CROWDED * e.cores
+
+
+def _comparable(records: Sequence[Record]) -> list[Sequence[Record]]:
+    """The newest session; if that is too short, with the earlier ones that took place as it does.
+
+    The clock of a session starts anew. Whether workers are threads or processes can't be seen from records.
+    """
+    clock = [(at, one["time/time_elapsed"]) for at, one in enumerate(records) if "time/time_elapsed" in one]
+    starts = [0, *(at for (_, before), (at, after) in pairwise(clock) if after < before), len(records)]
+    sessions = [records[start:end] for start, end in pairwise(starts)]
+    newest = sessions[-1]
+    seconds = sum(record.get(f"headrace/time/{name}", 0.0) for record in newest[1:] for name in PHASES)
+    if len(newest) > FEWEST_RECORDS and seconds >= FEWEST_SECONDS:
+        return [newest]
+    return [session for session in sessions if _actors(session) == _actors(newest)]
+
+
+def _actors(session: Sequence[Record]) -> set[str]:
+    """Names of the workers and inference servers that reported."""
+    named = {tag.rpartition("/")[0] for record in session for tag in record}
+    return {name for name in named if name.startswith(("headrace/worker_", "headrace/inference"))}
 
 
 def _where(result: Mapping[str, Any], config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any]:
@@ -172,18 +201,27 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _is_vector(config: Mapping[str, Any], records: Sequence[Record], n_envs: int) -> bool:
+    """Whether the environment is a pool, or several of which no single one was timed."""
+    env = config.get("env")
+    name = env.get("env") if isinstance(env, dict) else None
+    is_timed = any("headrace/envs/median_s" in record for record in records)
+    return (isinstance(name, str) and name.startswith("envpool:")) or (n_envs > 1 and not is_timed)
+
+
 def _slow_envs(records: Sequence[Record], n_envs: int) -> tuple[tuple[int, ...], float, float]:
     """The few environments that are the slowest in nearly every record, a step of theirs and a usual one.
 
     Where steps are of any length, each of them is the slowest one at times: then none is named.
     """
-    seen = [record for record in records if record.get("headrace/envs/median_s", 0.0) > 0.0]
+    needed = {f"headrace/envs/{name}" for name in ("median_s", "slowest", "slowest_s")}
+    seen = [record for record in records if needed <= record.keys() and record["headrace/envs/median_s"] > 0.0]
     if len(seen) < FEWEST_RECORDS:
         return (), 0.0, 0.0
     usual_s = median([record["headrace/envs/median_s"] for record in seen])
     most = min(_MOST_SLOW, max(1, n_envs // 4))
     named, count = list[int](), 0
-    for index, times in Counter(int(record.get("headrace/envs/slowest", -1)) for record in seen).most_common(most):
+    for index, times in Counter(int(record["headrace/envs/slowest"]) for record in seen).most_common(most):
         named, count = [*named, index], count + times
         if count >= _SAME_ENV * len(seen):
             mine = [one["headrace/envs/slowest_s"] for one in seen if int(one["headrace/envs/slowest"]) in named]
@@ -207,16 +245,17 @@ def _beside(record: Record) -> float:
     return sum(record.get(f"headrace/time/{name}", 0.0) for name in BESIDE)
 
 
-def _per_update(records: Sequence[Record], tag: str) -> float:
+def _per_update(sessions: Sequence[Sequence[Record]], tag: str) -> float:
     """How much a count grows with an update; a record may stand for several of them."""
-    pairs = [(one["time/iterations"], one[tag]) for one in records if {"time/iterations", tag} <= one.keys()]
-    pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
-    grown = [(b - a) / (j - i) for (i, a), (j, b) in pairwise(pairs) if j > i and b >= a]
+    grown = list[float]()
+    for session in sessions:
+        pairs = [(one["time/iterations"], one[tag]) for one in session if {"time/iterations", tag} <= one.keys()]
+        grown += [(b - a) / (j - i) for (i, a), (j, b) in pairwise(pairs) if j > i and b >= a]
     return _mean_of(grown[-_MOST_RECORDS:])
 
 
 def _finite(record: Record) -> Record:
-    return {tag: value for tag, value in record.items() if math.isfinite(value) and value >= 0.0}
+    return {tag: value for tag, value in record.items() if 0.0 <= value <= _LARGEST}
 
 
 def _mean(records: Sequence[Record], tag: str) -> float:

@@ -18,7 +18,7 @@ from headrace.planning.evidence import FEWEST_RECORDS, FEWEST_SECONDS, Evidence,
 ENV, INFERENCE, LEARNER, COMMUNICATION = "env-bound", "inference-bound", "learner-bound", "communication-bound"
 LOGGING, CHECKPOINTS, EVALUATIONS, CALLBACK = "logging-bound", "checkpoint-bound", "evaluation-bound", "callback-bound"
 IMBALANCE, SLOW_ENV, STRAGGLERS = "imbalance between workers", "one slow env", "stragglers"
-OTHER = "something else"
+INTERPRETER, OTHER = "threads wait for one another", "something else"
 BALANCED, TOO_SHORT = "balanced", "too short"
 
 _PARTS = {
@@ -33,6 +33,7 @@ _PARTS = {
     IMBALANCE: ("imbalance",),
     SLOW_ENV: ("slow_env",),
     STRAGGLERS: ("stragglers",),
+    INTERPRETER: ("interpreter",),
     OTHER: ("other",),
 }
 FIRST, FURTHER = 0.3, 0.2  # of the critical path: what a cause must take to be named, and a second one
@@ -152,6 +153,10 @@ def _evidence(name: str, e: Evidence, cycle: Cycle) -> str:
     if name == STRAGGLERS:
         busy_s = max(one.busy for one in e.workers)
         return f"the slowest worker of an update needs {_time(e.busiest_s)}, each of them {_time(busy_s)} on average"
+    if name == INTERPRETER:
+        cpu_s, count = sum(one.cpu for one in e.workers), len(e.workers)
+        together = f"{count} threads use {_time(cpu_s)} of CPU time in all while each is busy for"
+        return f"one interpreter: {together} {_time(max(one.busy for one in e.workers))} {per}"
     words = {CHECKPOINTS: "checkpoints take", EVALUATIONS: "evaluations take", CALLBACK: "callbacks take"}
     own_s = sum(parts.get(part, 0.0) for part in _PARTS[name])
     return f"{words.get(name, 'outside of all measured phases:')} {_time(own_s)} {per}"

@@ -47,6 +47,7 @@ GROUPS = ("collect", "learn", "wait", "other")
 
 # A phase below this share is not worth a clause of its own in the sentence.
 _WORTH_SAYING = 0.05
+_LARGEST_S = 1e12  # a file may say anything: a larger number is no measurement, and sums of such overflow
 
 
 def time_shares(records: Iterable[Record]) -> dict[str, float]:
@@ -56,8 +57,8 @@ def time_shares(records: Iterable[Record]) -> dict[str, float]:
         for phase in PHASES:
             for tag in phase.tags:
                 value = record.get(tag, 0.0)
-                if math.isfinite(value):
-                    seconds[phase.name] += max(value, 0.0)
+                if 0.0 <= value <= _LARGEST_S:
+                    seconds[phase.name] += value
     total = sum(seconds.values())
     if total <= 0.0:
         return {}

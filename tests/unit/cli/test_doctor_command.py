@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 
 import headrace as hr
+from headrace.cli.doctor_command import read_evidence
+from headrace.cli.doctor_measuring import accepted
 from headrace.cli.main import main
+from headrace.planning.advice import Advice
 from headrace.run_lock import RunLock, is_live
 from support.diversity_envs import OwnGenerator
 
@@ -117,6 +121,45 @@ def test_what_environments_have_in_common_is_said(tmp_path: Path, capsys: pytest
     assert "start states: " in capsys.readouterr().out
 
 
+def test_a_run_of_agents_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "groups.jsonl").write_text("{}\n")
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert f"{tmp_path}: a run of LLM agents" in capsys.readouterr().err
+
+
+def test_a_run_without_its_configuration_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(tmp_path / "run", log=0.7, env=0.3)
+    (run / "config.json").unlink()
+    assert main(["doctor", str(run), "--apply"]) == 2
+    captured = capsys.readouterr()
+    assert "-bound" in captured.out, "the verdict is there all the same"
+    assert f"--apply: {run} has no config.json" in captured.err
+    assert "--config" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("room", "key", "value", "said"),
+    [
+        ("env", "env", {"callable": "make_it"}, "the environment make_it"),
+        ("env", "wrappers", [{"callable": "Wrap"}], "wrapper 1 Wrap"),
+        ("env", "kwargs", {"table": {"object": "ndarray"}}, "the argument table"),
+        ("algorithm", "learning_rate", {"callable": "falling"}, "learning_rate falling"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_named(
+    room: str, key: str, value: Any, said: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    config = json.loads((run / "config.json").read_text())
+    config[room][key] = value
+    (run / "config.json").write_text(json.dumps(config))
+    assert main(["doctor", str(run), "--apply", "--trust"]) == 2
+    captured = capsys.readouterr().err
+    assert f"was built with {said}, which a file can't hold" in captured
+    assert "pass " not in captured
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of small updates, most of whose time is learning."""
@@ -140,6 +183,18 @@ def test_a_real_run_and_its_advice_tried(trained: Path, tmp_path: Path, capsys: 
     assert found["applied"]["options"] == best["options"]
     assert found["applied"]["achieved"] > 0
     assert "predicted" in said
+
+
+def test_advice_that_would_be_refused_is_not_given(trained: Path, tmp_path: Path) -> None:
+    data = json.loads((trained / "config.json").read_text())
+    evidence = read_evidence(trained)
+    kept, refused = (
+        Advice("", 2.0, 1.0, options)
+        for options in (("--n-epochs", "5"), ("--topology", "processes", "--workers", "3"))  # of 2 environments
+    )
+    advice = Advice("write a faster environment", 2.0, 1.0)
+    assert accepted(data, evidence, [kept, refused, advice]) == [kept, advice]
+    assert accepted({}, evidence, [kept, refused]) == [kept, refused], "nothing is known of it"
 
 
 def test_what_a_file_names_is_not_imported_unasked(trained: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.planning import verdict as causes
 from headrace.planning.advice import Advice, advise
-from headrace.planning.cycle import AHEAD, IN_STEP, Cycle, cycle_of
+from headrace.planning.cycle import AHEAD, IN_STEP, Cycle, cycle_of, worker_of
 from headrace.planning.evidence import PHASES, Evidence, WorkerTimes, evidence_of
 from headrace.planning.verdict import judge
 
@@ -46,6 +46,14 @@ def record(update: int, **seconds: float) -> dict[str, float]:
         "time/total_timesteps": 512.0 * update,
         **{f"headrace/{name}": value for name, value in seconds.items()},
     }
+
+
+def session(updates: int, seconds: dict[str, float], begin: dict[str, float], start: int = 0) -> list[dict[str, float]]:
+    """Records of one session, whose clock starts at zero; `begin` is in the first one, too."""
+    return [
+        record(start + n, **seconds, **(begin if n == 1 else {})) | {"time/time_elapsed": float(n)}
+        for n in range(1, updates + 1)
+    ]
 
 
 class TestVerdict:
@@ -138,6 +146,32 @@ class TestVerdict:
         even = run((busy(env=1.0),), max_lag=1, wait=0.0, sgd=0.98)
         assert judge(even).names == (causes.BALANCED,)
 
+    def test_threads_that_take_turns_at_one_interpreter_are_not_inference_bound(self) -> None:
+        # Each acts and steps for a second of wall time; in all they had one second of one core.
+        one = WorkerTimes(env=0.4, inference=0.6, cpu=0.5)
+        threads = replace(run((one, one), wait=1.0, sgd=0.1), place="threads")
+        verdict = judge(threads)
+        assert verdict.names[0] == causes.INTERPRETER
+        assert "one interpreter" in verdict.causes[0].evidence
+        assert sum(verdict.shares.values()) == pytest.approx(1.0)
+        assert advise(threads)[0].options[:3] == ("--topology", "processes", "--workers")
+
+    @pytest.mark.parametrize(
+        ("cpu", "free_cores", "place"),
+        [
+            (0.05, 4.0, "threads"),  # a policy on a device, or one that sleeps
+            (1.0, 4.0, "threads"),  # both run all the time
+            (0.5, 1.0, "threads"),  # there is one core: it is not the interpreter that they wait for
+            (0.5, 4.0, "processes"),
+        ],
+    )
+    def test_workers_that_do_not_take_turns_do_not_wait_for_one(
+        self, cpu: float, free_cores: float, place: str
+    ) -> None:
+        one = WorkerTimes(env=0.2, inference=0.8, cpu=cpu)
+        other = replace(run((one, one), wait=1.0, sgd=0.1), place=place, free_cores=free_cores)
+        assert judge(other).names == (causes.INFERENCE,)
+
     def test_a_busy_machine_is_said_beside_the_cause(self) -> None:
         crowded = replace(run(env=0.9, sgd=0.1), free_cores=1.0)
         assert "Other programs left 1.0 of 4 cores" in judge(crowded).notes[0]
@@ -180,6 +214,70 @@ class TestAdvice:
         mended = found["make the slow environments as fast as the others"]
         assert not mended.is_applicable
         assert mended.gain == pytest.approx(0.84 / (0.84 - 0.64))
+
+    def test_processes_instead_of_threads_need_cores_for_their_cpu_time(self) -> None:
+        one = WorkerTimes(env=1.0, cpu=0.5)
+        threads = replace(run((one, one), max_lag=1, wait=0.2, sgd=0.8), place="threads", free_cores=2.0)
+        # 1 s of CPU time in workers and 0.8 s of learning, on two cores
+        assert gain(threads, "processes") == pytest.approx(1.0 / 0.9)
+
+    def test_workers_that_cost_more_than_they_save_by_hand(self) -> None:
+        # 10 ms of stepping in each of two, 80 ms to wake and wait, 5 ms to hand over, 20 ms of logs behind that.
+        tiny = run((busy(env=0.01),) * 2, wait=0.07, hand_over=0.005, log=0.02, sgd=0.01)
+        assert judge(tiny).names == (causes.COMMUNICATION,)
+        assert gain(tiny, "inline") == pytest.approx((0.09 + 0.005 + 0.01) / (0.02 + 0.01 + 0.02))
+        assert ("--topology", "inline", "--workers", "auto") in [one.options for one in advise(tiny)]
+        assert gain(run((busy(env=0.5),) * 2, wait=0.5, sgd=0.1), "inline") == 1.0
+
+    def test_a_worker_that_sleeps_on_a_busy_machine_sleeps_inline_too(self) -> None:
+        asleep = replace(run((WorkerTimes(env=1.0, cpu=0.01),) * 4, wait=1.0, sgd=0.1), free_cores=2.0)
+        assert gain(asleep, "inline") == 1.0
+        # What waited for one of two cores does not: 4 x 0.25 s are as long as before, without 0.5 s of waking.
+        late = replace(run((WorkerTimes(env=1.0, cpu=0.25),) * 4, wait=1.5, sgd=0.1), free_cores=1.0)
+        assert gain(late, "inline") == pytest.approx(1.6 / 1.1)
+
+    def test_one_worker_that_sleeps_on_a_busy_machine_sleeps_as_long_inline(self) -> None:
+        quick, slow = WorkerTimes(env=0.1, cpu=0.01), WorkerTimes(env=1.0, cpu=0.01)
+        assert gain(replace(run((quick, slow), wait=1.0, sgd=0.1), free_cores=1.0), "inline") == 1.0
+
+    def test_the_policy_inline_acts_once_for_all(self) -> None:
+        # 64 rows of 15 us are what a call takes, however few rows it has; 2 x 10 ms less one of them.
+        tiny = run((busy(inference=0.01),) * 2, wait=0.1, sgd=0.01)
+        assert gain(tiny, "inline") == pytest.approx(0.11 / (0.02 - 64 * 15e-6 + 0.01))
+
+    def test_workers_act_themselves_only_without_double_buffering(self) -> None:
+        asking = run((busy(env=0.05, inference=0.9),) * 2, wait=0.95, sgd=0.05)
+        asking = replace(asking, inference="central", act_s=0.05)
+        on = replace(asking, turns=2, options={**asking.options, "double_buffering": "on"})
+        assert ("--inference", "local") in [one.options for one in advise(asking)]
+        assert ("--inference", "local", "--double-buffering", "auto") in [one.options for one in advise(on)]
+
+    @pytest.mark.parametrize(("shards", "is_advised"), [(0, True), (4, True), (3, False)])
+    def test_double_buffering_needs_two_shards_for_each_worker(self, shards: int, is_advised: bool) -> None:
+        acting = run((busy(env=0.5, inference=0.45),) * 2, wait=0.95, sgd=0.05)
+        central = replace(acting, inference="central", act_s=0.2, options={**acting.options, "shards": shards})
+        assert (gain(central, "--double-buffering") > 1.0) == is_advised
+
+    def test_no_more_workers_than_typed_shards(self) -> None:
+        slow = run(env=0.9, sgd=0.1)
+        typed = replace(slow, options={**slow.options, "shards": 2})
+        for evidence, most in ((slow, 4), (typed, 2)):
+            counts = [int(one.options[-1]) for one in advise(evidence) if "--workers" in one.options]
+            assert max(counts) == most
+
+    def test_max_lag_is_never_lowered(self) -> None:
+        options = [one.options for one in advise(run(max_lag=3, env=0.5, sgd=0.5)) if "--max-lag" in one.options]
+        assert [one[one.index("--max-lag") + 1] for one in options] == ["3"]
+
+    def test_actions_of_a_vector_environment_are_not_repeated(self) -> None:
+        learning = run(env=0.1, sgd=0.9)
+        assert gain(learning, "--action-repeat") > 1.5
+        assert gain(replace(learning, is_vector=True), "--action-repeat") == 1.0
+        several = {"topology": {"n_envs": 8}}
+        timed = [record(n, **{"envs/median_s": 0.1}) for n in range(9)]
+        assert not evidence_of(timed, several, {}).is_vector
+        assert evidence_of(timed, {**several, "env": {"env": "envpool:Pong-v5"}}, {}).is_vector
+        assert evidence_of([record(n) for n in range(9)], several, {}).is_vector
 
     def test_ranked_by_gain_with_options_to_type(self) -> None:
         found = advise(run(env=0.5, sgd=0.3, log=0.2))
@@ -233,6 +331,22 @@ class TestEvidence:
         assert (seen.updates, seen.steps) == (6, 512)
         assert seen.sps == pytest.approx(512 / 0.6)
 
+    def test_of_a_resumed_run_the_newest_session_counts(self) -> None:
+        first = session(10, {"time/wait": 9.0, "worker_0/env_s": 9.0}, {"time/other": 50.0})
+        second = session(10, {"time/env": 0.5}, {"time/other": 70.0}, start=10)
+        seen = evidence_of([*first, *second], {}, {})
+        assert (seen.updates, seen.learner["other"], seen.learner["wait"]) == (9, 0.0, 0.0)
+        assert seen.update_s == pytest.approx(0.5)
+
+    def test_a_short_session_is_read_with_earlier_ones_of_the_same_place(self) -> None:
+        elsewhere = session(10, {"time/wait": 9.0, "worker_0/env_s": 9.0}, {})
+        earlier = session(10, {"time/env": 0.5}, {"time/other": 50.0}, start=10)
+        newest = session(3, {"time/env": 0.5}, {"time/other": 70.0}, start=20)
+        seen = evidence_of([*elsewhere, *earlier, *newest], {}, {})
+        assert (seen.updates, seen.steps) == (9 + 2, 512)
+        assert seen.update_s == pytest.approx(0.5)
+        assert judge(evidence_of([*elsewhere, *newest], {}, {})).names == (causes.TOO_SHORT,)
+
     def test_records_of_every_tenth_update_count_steps_of_one(self) -> None:
         assert evidence_of([record(10 * n) for n in range(1, 8)], {}, {}).steps == 512
 
@@ -267,6 +381,31 @@ class TestEvidence:
         odd = [record(n, **{"time/env": math.nan, "time/sgd": -5.0, "envs/slowest": 1e300}) for n in range(9)]
         judge(evidence_of(odd, config, result))
         advise(evidence_of([record(n, **{"time/env": 1.0}) for n in range(9)], config, result))
+
+    def test_numbers_that_no_clock_says_are_passed_over(self) -> None:
+        sound = {"time/env": 0.5, "envs/median_s": 0.001, "envs/slowest": 3.0}  # without slowest_s
+        huge = dict.fromkeys(("time/env", "time/sgd", "free_cores", "envs/median_s"), 1e308)
+        records = [record(n, **sound) for n in range(1, 12)] + [record(n, **huge) for n in range(12, 24)]
+        seen = evidence_of(records, {"topology": {"n_envs": 8}}, {})
+        assert seen.update_s == pytest.approx(0.5 * 10 / 22)
+        assert seen.slow_envs == ()
+
+    def test_shards_are_bounded_by_the_environments(self) -> None:
+        times = {"envs/slowest": 3.0, "envs/slowest_s": 0.01, "envs/median_s": 0.001, "worker_0/env_s": 1.0}
+        where = {"topology": "processes", "workers": 1, "shards": 20_000_000}
+        records = [record(n, **times) for n in range(1, 12)]
+        assert evidence_of(records, {"topology": {"n_envs": 8}}, {"where": where}).shards == 8
+        huge = evidence_of(records, {"topology": {"n_envs": 1 << 30}}, {"where": where})
+        assert huge.shards == 1 << 16
+        assert worker_of(huge, (1 << 30) - 1) == 0
+
+    @pytest.mark.parametrize(("n_envs", "shards", "workers"), [(8, 4, 2), (7, 3, 2), (5, 5, 3), (9, 2, 1)])
+    def test_the_worker_of_an_environment_is_that_of_its_shard(self, n_envs: int, shards: int, workers: int) -> None:
+        small, extra = divmod(n_envs, shards)
+        dealt = [shard % workers for shard in range(shards) for _ in range(small + (shard < extra))]
+        seen = replace(run((busy(1.0),) * workers), shards=shards, options={"n_envs": n_envs})
+        assert [worker_of(seen, index) for index in range(n_envs)] == dealt
+        assert worker_of(seen, n_envs) == -1
 
     def test_no_records(self) -> None:
         assert judge(evidence_of([], {}, {})).names == (causes.TOO_SHORT,)

@@ -21,9 +21,9 @@ def test_shares_are_of_the_summed_time() -> None:
     assert list(shares) == [phase.name for phase in PHASES]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e308])
 def test_a_senseless_time_counts_as_none(bad: float) -> None:
-    assert time_shares([seconds(env=bad, sgd=2.0)])["sgd"] == 1.0
+    assert time_shares([seconds(env=bad, sgd=2.0)] * 3)["sgd"] == 1.0
 
 
 def test_no_time_is_no_shares() -> None:
