@@ -155,21 +155,23 @@ class TestVerdict:
         assert "one interpreter" in verdict.causes[0].evidence
         assert sum(verdict.shares.values()) == pytest.approx(1.0)
         assert advise(threads)[0].options[:3] == ("--topology", "processes", "--workers")
+        faster = next(one for one in advise(threads) if "twice as fast" in one.what)
+        assert faster.gain == pytest.approx(1.1 / 0.9)  # 0.4 s of stepping and its share of the waiting, halved
+        one_core = replace(threads, free_cores=1.0)  # which they wait for as well, and processes would
+        assert "one core is free" in judge(one_core).causes[0].evidence
+        assert gain(one_core, "processes") == 1.0
 
     @pytest.mark.parametrize(
-        ("cpu", "free_cores", "place"),
+        ("cpu", "place"),
         [
-            (0.05, 4.0, "threads"),  # a policy on a device, or one that sleeps
-            (1.0, 4.0, "threads"),  # both run all the time
-            (0.5, 1.0, "threads"),  # there is one core: it is not the interpreter that they wait for
-            (0.5, 4.0, "processes"),
+            (0.05, "threads"),  # a policy on a device, or one that sleeps
+            (1.0, "threads"),  # both run all the time
+            (0.5, "processes"),
         ],
     )
-    def test_workers_that_do_not_take_turns_do_not_wait_for_one(
-        self, cpu: float, free_cores: float, place: str
-    ) -> None:
+    def test_workers_that_do_not_take_turns_do_not_wait_for_one(self, cpu: float, place: str) -> None:
         one = WorkerTimes(env=0.2, inference=0.8, cpu=cpu)
-        other = replace(run((one, one), wait=1.0, sgd=0.1), place=place, free_cores=free_cores)
+        other = replace(run((one, one), wait=1.0, sgd=0.1), place=place)
         assert judge(other).names == (causes.INFERENCE,)
 
     def test_a_busy_machine_is_said_beside_the_cause(self) -> None:
