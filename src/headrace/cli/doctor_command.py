@@ -135,7 +135,7 @@ def _findings(run_dir: Path) -> list[str]:
 def _text(run_dir: Path, is_running: bool, evidence: Evidence, verdict: Verdict, advice: list[Advice]) -> str:
     state = "still running" if is_running else "ended"
     lines = [f"{run_dir}: {state}, {evidence.sps:,.0f} steps/s over {evidence.updates} updates", "", verdict.sentence]
-    lines += [f"  {one.name:<26} {one.share:>4.0%}  {one.evidence}" for one in verdict.causes]
+    lines += [f"  {one.name:<28} {one.share:>4.0%}  {one.evidence}" for one in verdict.causes]
     lines += [f"  note: {note}" for note in verdict.notes]
     if advice:
         lines += ["", f"{'steps/s':>10}{'gain':>8}  what would help"]

@@ -223,7 +223,8 @@ def _spread(e: Evidence, now: Cycle, count: int) -> Cycle:
 
 def _in_processes(e: Evidence, now: Cycle, count: int) -> Cycle:
     """Threads that take turns at one interpreter, as processes: each runs when it likes, on the cores that are free."""
-    have, factor = len(e.workers), len(e.workers) / max(1.0, min(count, now.cores))
+    have, own_s = len(e.workers), sum(now.collect[name] for name in ("env", "inference", "copy"))
+    factor = (1.0 + now.collect["interpreter"] / own_s) / max(1.0, min(count, now.cores))
     new = now.scaled(env=factor, inference=factor, copy=factor, interpreter=0.0, imbalance=have / count)
     cpu_s = now.cpu_s + e.actors_cpu_s  # which that of a run in threads leaves out
     return replace(new, collect={**new.collect, "latency": _HAND_OVER_S * count}, cpu_s=cpu_s)

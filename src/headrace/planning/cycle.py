@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from headrace.planning.evidence import BESIDE, LEARNING, Evidence
+from headrace.planning.evidence import BESIDE, COLLECTING, LEARNING, Evidence
 
 INLINE, IN_STEP, AHEAD = "inline", "in step", "ahead"
 _WAITS = 0.05  # of an update: a learner that waits less is not held up
-_IN_TURNS = (0.7, 1.3)  # CPU time of all threads over wall time: about one of them runs at any time ...
-_UNUSED = 0.75  # ... although they could have used more cores than this share of what they had
+_IN_TURNS = (0.6, 1.3)  # CPU time of all threads over wall time: about one of them runs at any time
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,11 @@ class Cycle:
         return dict(self.collect) if self.collect_s > self.own_s else own
 
     def scaled(self, **factors: float) -> Cycle:
-        """Some parts take another time."""
+        """Some parts take another time; threads that take turns wait for one another in proportion."""
+        own = [name for name in COLLECTING if name in self.collect]
+        own_s = sum(self.collect[name] for name in own)
+        later_s = sum(self.collect[name] * factors.get(name, 1.0) for name in own)
+        factors.setdefault("interpreter", later_s / own_s if own_s else 1.0)
         return replace(
             self,
             collect={name: seconds * factors.get(name, 1.0) for name, seconds in self.collect.items()},
@@ -137,14 +140,13 @@ def _collecting(e: Evidence) -> dict[str, float]:
 
 
 def _waiting_share(e: Evidence) -> float:
-    """Of the time of threads, what each waits for the others, if they take turns at one interpreter."""
+    """Of the time of threads, what each waits for the others, if they take turns at one interpreter or core."""
     if e.place != "threads" or len(e.workers) < 2:
         return 0.0
     wall_s, busy_s = max(one.busy for one in e.workers), sum(one.busy for one in e.workers)
     cpu_s = sum(one.cpu for one in e.workers)
     least, most = _IN_TURNS
-    could_s = _UNUSED * min(len(e.workers), e.free_cores) * wall_s
-    return 1.0 - cpu_s / busy_s if 0.0 < least * wall_s <= cpu_s <= min(most * wall_s, could_s, busy_s) else 0.0
+    return 1.0 - cpu_s / busy_s if 0.0 < least * wall_s <= cpu_s <= min(most * wall_s, busy_s) else 0.0
 
 
 def worker_of(e: Evidence, index: int) -> int:

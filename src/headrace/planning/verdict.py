@@ -39,6 +39,7 @@ _PARTS = {
 FIRST, FURTHER = 0.3, 0.2  # of the critical path: what a cause must take to be named, and a second one
 _EVEN = 1.15  # side by side, sides that differ by less are equally long
 _STARVED = 0.5  # of the time
+_TWO_CORES = 1.5  # about; with fewer, threads would take turns without sharing an interpreter, too
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ def _evidence(name: str, e: Evidence, cycle: Cycle) -> str:
     if name == INTERPRETER:
         cpu_s, count = sum(one.cpu for one in e.workers), len(e.workers)
         together = f"{count} threads use {_time(cpu_s)} of CPU time in all while each is busy for"
-        return f"one interpreter: {together} {_time(max(one.busy for one in e.workers))} {per}"
+        shared = "one core is free" if e.free_cores < _TWO_CORES else "one interpreter"
+        return f"{shared}: {together} {_time(max(one.busy for one in e.workers))} {per}"
     words = {CHECKPOINTS: "checkpoints take", EVALUATIONS: "evaluations take", CALLBACK: "callbacks take"}
     own_s = sum(parts.get(part, 0.0) for part in _PARTS[name])
     return f"{words.get(name, 'outside of all measured phases:')} {_time(own_s)} {per}"

@@ -1,0 +1,115 @@
+"""From a run's files to numbers per update: which records count, and what is not believed. Any file may be read."""
+
+import math
+from typing import Any
+
+import pytest
+
+from headrace.planning import verdict as causes
+from headrace.planning.advice import advise
+from headrace.planning.cycle import worker_of
+from headrace.planning.evidence import evidence_of
+from headrace.planning.verdict import judge
+
+
+def record(update: int, **seconds: float) -> dict[str, float]:
+    return {
+        "time/iterations": update,
+        "time/total_timesteps": 512.0 * update,
+        **{f"headrace/{name}": value for name, value in seconds.items()},
+    }
+
+
+def session(updates: int, seconds: dict[str, float], begin: dict[str, float], start: int = 0) -> list[dict[str, float]]:
+    """Records of one session, whose clock starts at zero; `begin` is in the first one, too."""
+    return [
+        record(start + n, **seconds, **(begin if n == 1 else {})) | {"time/time_elapsed": float(n)}
+        for n in range(1, updates + 1)
+    ]
+
+
+class TestEvidence:
+    def test_means_per_update_without_the_first_record(self) -> None:
+        first = record(1, **{"time/env": 100.0})
+        seen = evidence_of([first, *(record(n, **{"time/env": 0.5, "time/sgd": 0.1}) for n in range(2, 8))], {}, {})
+        assert seen.learner["env"] == pytest.approx(0.5)
+        assert (seen.updates, seen.steps) == (6, 512)
+        assert seen.sps == pytest.approx(512 / 0.6)
+
+    def test_of_a_resumed_run_the_newest_session_counts(self) -> None:
+        first = session(10, {"time/wait": 9.0, "worker_0/env_s": 9.0}, {"time/other": 50.0})
+        second = session(10, {"time/env": 0.5}, {"time/other": 70.0}, start=10)
+        seen = evidence_of([*first, *second], {}, {})
+        assert (seen.updates, seen.learner["other"], seen.learner["wait"]) == (9, 0.0, 0.0)
+        assert seen.update_s == pytest.approx(0.5)
+
+    def test_a_short_session_is_read_with_earlier_ones_of_the_same_place(self) -> None:
+        elsewhere = session(10, {"time/wait": 9.0, "worker_0/env_s": 9.0}, {})
+        earlier = session(10, {"time/env": 0.5}, {"time/other": 50.0}, start=10)
+        newest = session(3, {"time/env": 0.5}, {"time/other": 70.0}, start=20)
+        seen = evidence_of([*elsewhere, *earlier, *newest], {}, {})
+        assert (seen.updates, seen.steps) == (9 + 2, 512)
+        assert seen.update_s == pytest.approx(0.5)
+        assert judge(evidence_of([*elsewhere, *newest], {}, {})).names == (causes.TOO_SHORT,)
+
+    def test_records_of_every_tenth_update_count_steps_of_one(self) -> None:
+        assert evidence_of([record(10 * n) for n in range(1, 8)], {}, {}).steps == 512
+
+    def test_one_slow_env_is_found_by_its_number(self) -> None:
+        times = {"envs/slowest": 3.0, "envs/slowest_s": 0.01, "envs/median_s": 0.001, "time/env": 1.0}
+        seen = evidence_of([record(n, **times) for n in range(1, 12)], {"topology": {"n_envs": 8}}, {})
+        assert (seen.slow_envs, seen.slow_env_s, seen.usual_env_s) == ((3,), 0.01, 0.001)
+
+    def test_environments_that_are_slow_in_turns_are_not_slow_envs(self) -> None:
+        records = [
+            record(n, **{"envs/slowest": float(n % 8), "envs/slowest_s": 0.01, "envs/median_s": 0.001})
+            for n in range(40)
+        ]
+        assert evidence_of(records, {"topology": {"n_envs": 8}}, {}).slow_envs == ()
+
+    def test_workers_are_taken_from_where_the_run_took_place(self) -> None:
+        times = {"worker_0/env_s": 0.2, "worker_1/env_s": 0.6, "worker_1/idle_s": 0.1, "time/wait": 0.6}
+        where = {"topology": "processes", "workers": 2, "shards": 2, "cores": 2}
+        seen = evidence_of([record(n, **times) for n in range(1, 9)], {}, {"where": where})
+        assert [one.busy for one in seen.workers] == pytest.approx([0.2, 0.6])
+        assert seen.busiest_s == pytest.approx(0.6)
+
+    @pytest.mark.parametrize(
+        ("config", "result"),
+        [
+            ({"topology": 7, "session": []}, {"where": "here"}),
+            ({"topology": {"n_envs": "many", "n_epochs": 10**40}}, {"where": {"workers": -3, "topology": []}}),
+            ({"topology": {"n_envs": math.nan}}, {"where": {"topology": "processes", "workers": 10**9}}),
+        ],
+    )
+    def test_files_may_say_anything(self, config: dict[str, Any], result: dict[str, Any]) -> None:
+        odd = [record(n, **{"time/env": math.nan, "time/sgd": -5.0, "envs/slowest": 1e300}) for n in range(9)]
+        judge(evidence_of(odd, config, result))
+        advise(evidence_of([record(n, **{"time/env": 1.0}) for n in range(9)], config, result))
+
+    def test_numbers_that_no_clock_says_are_passed_over(self) -> None:
+        sound = {"time/env": 0.5, "envs/median_s": 0.001, "envs/slowest": 3.0}  # without slowest_s
+        huge = dict.fromkeys(("time/env", "time/sgd", "free_cores", "envs/median_s"), 1e308)
+        records = [record(n, **sound) for n in range(1, 12)] + [record(n, **huge) for n in range(12, 24)]
+        seen = evidence_of(records, {"topology": {"n_envs": 8}}, {})
+        assert seen.update_s == pytest.approx(0.5 * 10 / 22)
+        assert seen.slow_envs == ()
+
+    def test_shards_are_bounded_by_the_environments(self) -> None:
+        times = {"envs/slowest": 3.0, "envs/slowest_s": 0.01, "envs/median_s": 0.001, "worker_0/env_s": 1.0}
+        where = {"topology": "processes", "workers": 1, "shards": 20_000_000}
+        records = [record(n, **times) for n in range(1, 12)]
+        assert evidence_of(records, {"topology": {"n_envs": 8}}, {"where": where}).shards == 8
+        huge = evidence_of(records, {"topology": {"n_envs": 1 << 30}}, {"where": where})
+        assert huge.shards == 1 << 16
+        assert worker_of(huge, (1 << 30) - 1) == 0
+
+    def test_a_pool_and_what_is_not_timed_one_by_one_are_vector_environments(self) -> None:
+        several = {"topology": {"n_envs": 8}}
+        timed = [record(n, **{"envs/median_s": 0.1}) for n in range(9)]
+        assert not evidence_of(timed, several, {}).is_vector
+        assert evidence_of(timed, {**several, "env": {"env": "envpool:Pong-v5"}}, {}).is_vector
+        assert evidence_of([record(n) for n in range(9)], several, {}).is_vector
+
+    def test_no_records(self) -> None:
+        assert judge(evidence_of([], {}, {})).names == (causes.TOO_SHORT,)
