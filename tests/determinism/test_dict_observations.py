@@ -77,7 +77,7 @@ def test_another_dict_is_another_run(tmp_path: Path) -> None:
     options: dict[str, Any] = {"n_envs": 2, "n_steps": 8, "batch_size": 16, "seed": 3, "topology": "inline"}
     with hr.PPO("auto", "support.dict_envs:Nested", env_kwargs={"side": 4}, **options) as model:
         model.learn(16).save(tmp_path / "saved")
-    with pytest.raises(SchemaError, match="obs/pair/1"):
+    with pytest.raises(SchemaError, match=r"pair/1: Box\(shape=\(5, 5.*pair/1: Box\(shape=\(4, 4"):
         hr.PPO.load(tmp_path / "saved", env=hr.EnvSpec("support.dict_envs:Nested", {"side": 5}))
 
 
