@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy.typing as npt
-from numba import types
+from numba import TypingError, types
 from numba.core import cgutils
-from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from headrace.compiler import compiled

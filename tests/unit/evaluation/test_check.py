@@ -150,12 +150,24 @@ def test_environments_that_take_short_seeds_are_found_and_served(tmp_path: Path)
     assert len(hashes) == 1
 
 
+def a_step_us() -> float:
+    """Of Busy, timed here: what the machine makes of its 2 ms at the moment."""
+    env, times = Busy(length=1000), []
+    env.reset(seed=1)
+    for _ in range(100):
+        begun = time.perf_counter()
+        env.step(0)
+        times.append(time.perf_counter() - begun)
+    return 1e6 * float(np.mean(times))
+
+
+@pytest.mark.alone
 def test_what_a_step_costs_is_measured() -> None:
+    """Not what an episode of five does; on a busy machine a step takes longer, here and there."""
+    before = a_step_us()
     found = hr.check_env(Busy)
     assert found.step_us is not None
-    assert found.slowest_step_us is not None
-    assert 2_000 <= found.step_us <= found.slowest_step_us
-    assert found.step_us < 60_000, "an episode takes longer than that"  # a busy machine stretches a step, too
+    assert 2_000 <= found.step_us < 3 * max(before, a_step_us())
     assert f"step cost     {found.step_us:.1f} us" in found.text()
     assert "at most" in found.text()
 
