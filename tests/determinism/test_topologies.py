@@ -134,7 +134,8 @@ def test_kill_9_between_two_updates() -> None:
             os.kill(victim.pid, signal.SIGKILL)
             wait([victim.sentinel], 60.0)  # a fork server tells of a death a moment after it
             episodes += case.advance(run, 1)
-        assert run.source.place.restarts == case.updates - 1
+        # The last one may have committed its slab before it died, and nothing is ordered after the last update.
+        assert run.source.place.restarts + len(run.source.place._workers.vacant) == case.updates - 1
         assert bits_of(run, episodes) == calm("cartpole")
 
 

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import signal
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,19 @@ def test_another_update_after_a_failure_says_it_again(place: dict[str, Any]) -> 
             texts.append((str(caught.value), getattr(caught.value, "__notes__", None)))
     assert Faulty.PLACE in texts[0][0]
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_failure_and_the_death_after_it_are_noticed_at_once() -> None:
+    """A busy parent finds both when it looks; the death counts, although the failure is raised."""
+    place = {"topology": "processes", "workers": 2, "env_retries": 0}
+    with hr.PPO(
+        "MlpPolicy", "support.faulty_envs:Faulty", **OPTIONS | {"seed": Faulty.SEED, "n_envs": 2}, **place
+    ) as m:
+        for _ in range(2):
+            with pytest.raises(EnvError, match=Faulty.PLACE):  # noqa: PT012  # any of them
+                for _ in range(10):
+                    m.run.update(1000)
+                    wait([child.sentinel for child in m.run.source.place._workers.children.values()], 1.0)
 
 
 class HasChildren(Counts):

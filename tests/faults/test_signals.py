@@ -30,6 +30,12 @@ from support.command import PATHS, TINY, WITHOUT_REPORT, Outcome, end, files_in,
 from support.faulty_envs import Announces
 
 ENV = "support.faulty_envs:Announces"
+# In the foreground of a terminal of its own, also if the tests were started by nohup, which ignores SIGHUP.
+OWN_TERMINAL = """
+import fcntl, signal, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
 N_STEPS, UPDATES = 32, 6
 STEPS_PER_UPDATE = 2 * N_STEPS
 TOTAL = UPDATES * STEPS_PER_UPDATE
@@ -112,7 +118,7 @@ def test_the_terminal_is_closed(calm: Path, tmp_path: Path) -> None:
     variables = {"STEP": 2 * N_STEPS + 17, "INSTANCE": 1, "FILE": tmp_path / "announced", "HOLD_S": 30.0}
     options = [option for option in TINY if option != "--quiet"]
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{WITHOUT_REPORT}",
+        [sys.executable, "-c", f"{OWN_TERMINAL}\n{WITHOUT_REPORT}",
          "train", ENV, *options, *LENGTH, "--run-dir", "out", "--topology", "inline"],
         cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         env={**os.environ, "PYTHONPATH": PATHS} | {f"ANNOUNCE_{name}": str(value) for name, value in variables.items()},

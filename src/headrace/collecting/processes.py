@@ -15,7 +15,9 @@ from headrace.collecting.place import Say, StartOf
 from headrace.collecting.watch import look_after
 from headrace.collecting.worker import DONE
 from headrace.collecting.workers import Workers
+from headrace.errors import HeadraceError
 from headrace.inference.servers import Servers
+from headrace.runtime.death import Death
 from headrace.runtime.line import Message, Woken, wait_any
 from headrace.runtime.supervisor_state import Done
 
@@ -115,25 +117,14 @@ class Processes:
         if servers is not None:
             children += servers.children.values()
             watched = list({*watched, *servers.watched})  # both watch the resource tracker
+        failure: HeadraceError | None = None
         for one in wait_any(children, timeout_s, watched):
-            if isinstance(one, Woken):
-                workers.standby.mend()
-                if servers is not None:
-                    servers.mend()
-                continue
-            if servers is not None and servers.heard(one):
-                self.replaced.servers = servers.restarts
-                continue
-            worker, self._has_news = numbers[id(one.child)], True
-            if isinstance(one, Message) and one.data == DONE:
-                workers.owed[worker] -= 1
-                if worker not in workers.proven:
-                    workers.proven.add(worker)
-                    workers.handle(Done(worker))
-                if workers.recycling is not None:
-                    workers.retire_if_worn(worker)
-            else:
-                workers.heard(worker, one)
+            try:
+                self._hear(one, numbers)
+            except HeadraceError as error:  # what else happened is not heard again: a death may follow its failure
+                failure = failure or error
+        if failure is not None:
+            raise failure
         if now_s() - self._looked_s >= _LOOK_S:
             look_after(workers)
             if servers is not None:
@@ -141,3 +132,25 @@ class Processes:
             if workers.ends:
                 workers.see_failed_end()
             self._looked_s = now_s()
+
+    def _hear(self, one: Message | Death | Woken, numbers: dict[int, int]) -> None:
+        """One thing that happened."""
+        workers, servers = self._workers, self._servers
+        if isinstance(one, Woken):
+            workers.standby.mend()
+            if servers is not None:
+                servers.mend()
+            return
+        if servers is not None and servers.heard(one):
+            self.replaced.servers = servers.restarts
+            return
+        worker, self._has_news = numbers[id(one.child)], True
+        if isinstance(one, Message) and one.data == DONE:
+            workers.owed[worker] -= 1
+            if worker not in workers.proven:
+                workers.proven.add(worker)
+                workers.handle(Done(worker))
+            if workers.recycling is not None:
+                workers.retire_if_worn(worker)
+        else:
+            workers.heard(worker, one)
