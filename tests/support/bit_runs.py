@@ -154,11 +154,10 @@ def advance(model: hr.PPO, workload: Workload, updates: int) -> Part:
 
 def trace_of(model: hr.PPO, part: Part) -> Trace:
     """The trace of a run that has come to its end."""
-    ledger = model.parts.reader.ledger.encode()
-    assert set(ledger.pop("sequences")) == {model.run.updates}, "every shard gave one slab to every update"
+    assert set(model.parts.reader.numbering.next) == {model.run.updates}, "every shard gave one slab to every update"
     return Trace(
         **model.run.hashes(),
-        ledger=ledger,
+        ledger=model.parts.reader.ledger.encode(),
         statistics=model.parts.reader.snapshot()[0]["statistics"],
         episodes=part.episodes,
         losses=part.losses,

@@ -150,7 +150,6 @@ def bits_of(run: Run, episodes: list[Finished]) -> Bits:
     """All of it."""
     assert isinstance(run.source, Reader)
     ledger = run.source.ledger.encode()
-    del ledger["sequences"]
     buffers = tensors_sha256(dict(run.weights.module.named_buffers()))
     return Bits(**run.hashes(), buffers_sha256=buffers, ledger=ledger, episodes=episodes)
 

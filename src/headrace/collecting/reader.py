@@ -35,6 +35,7 @@ from headrace.learning.assembly import assemble
 from headrace.learning.batch import Batch
 from headrace.memory.layout import Word
 from headrace.memory.ledger import Ledger
+from headrace.memory.numbering import Numbering
 from headrace.memory.ring import Ring, Taken
 from headrace.weights.store import WeightStore
 
@@ -56,7 +57,7 @@ class Reader:
     ) -> None:
         self._open, self._topology, self._store = open_place, topology, store
         self._admits_late, self._schedule = admits_late, schedule
-        self.journal, self.ledger = journal, Ledger(len(topology.shards))
+        self.journal, self.ledger, self.numbering = journal, Ledger(), Numbering(len(topology.shards))
         self._waiting: list[deque[Taken]] = [deque() for _ in range(len(topology.shards) if topology.is_even else 1)]
         self._in_hand: list[Taken] = []  # of the batch that is being collected
         self._lent: list[Taken] = []
@@ -117,7 +118,7 @@ class Reader:
         steps = [int(one.slab.valid.sum()) for one in self._lent]
         by_worker = [0] * self._topology.workers
         for one, count in zip(self._lent, steps, strict=True):
-            self.ledger.consume(count)
+            self.ledger.consumed += count
             self._consumed[one.lease.shard] += count
             by_worker[self.place.worker_of(one.lease.shard)] += count
         self.journal.count(self._ended)
@@ -148,10 +149,9 @@ class Reader:
 
     def totals(self) -> Totals:
         """What it has given so far."""
-        means, ledger = self.journal.means(), self.ledger.encode()
-        del ledger["sequences"]
-        mean, env_failures = means[0] if means else None, self.place.replaced.env_failures
-        return Totals(self.journal.finished, mean, ledger, self.place.restarts, env_failures)
+        means, env_failures = self.journal.means(), self.place.replaced.env_failures
+        mean = means[0] if means else None
+        return Totals(self.journal.finished, mean, self.ledger.encode(), self.place.restarts, env_failures)
 
     def reopen(self, topology: Topology) -> None:
         """Fresh memory and fresh hosts, which go on from the journal; what waited for a batch is collected again."""
@@ -162,12 +162,13 @@ class Reader:
         self._failure, self._is_launched, self._topology = None, False, topology
         self.ring, self.place = self._open(topology)
         self._accounts = Accounts(topology.workers, topology.shards[-1].stop)
-        self.ring.state.resume(self.ledger.sequences, self._batches)
+        self.ring.state.resume(self.numbering.next, self._batches)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Ledger and journal, copied."""
         state, arrays = standings.snapshot(self.journal)
-        return state | {"ledger": self.ledger.encode(), "batches": self._batches}, arrays
+        ledger = self.ledger.encode() | {"sequences": list(self.numbering.next)}
+        return state | {"ledger": ledger, "batches": self._batches}, arrays
 
     def restore(self, state: dict[str, Any], arrays: dict[str, Array]) -> None:
         """Go on from a snapshot, wherever hosts run now; what happened since is forgotten."""
@@ -175,9 +176,10 @@ class Reader:
         if self._is_launched:
             self.reopen(self._topology)
         self.ledger.restore(state["ledger"])
+        self.numbering.restore(state["ledger"]["sequences"])
         standings.restore(self.journal, state, arrays)
         self._batches = state["batches"]
-        self.ring.state.resume(self.ledger.sequences, self._batches)
+        self.ring.state.resume(self.numbering.next, self._batches)
 
     def halt(self) -> None:
         """End worker processes now; memory and journal stay. Hosts of this process end with `close`."""
@@ -248,7 +250,8 @@ class Reader:
 
     def _enter(self, one: Taken) -> Entered:
         envs = self._topology.shards[one.lease.shard]
-        self.ledger.enter(one.lease.shard, one.lease.sequence, int(one.slab.valid.sum()))
+        self.numbering.enter(one.lease.shard, one.lease.sequence)
+        self.ledger.produced += int(one.slab.valid.sum())
         entered = self.journal.enter(envs, one.slab)
         self.notices.take(envs, one.slab, entered.checksums, self.ledger)
         if self.is_recording:
@@ -260,7 +263,7 @@ class Reader:
     def _reject(self, one: Taken) -> None:
         """Passed over; its episodes still happened, and are reported with the next batch's."""
         ended = in_order([self._enter(one)])
-        self.ledger.reject(int(one.slab.valid.sum()))
+        self.ledger.rejected += int(one.slab.valid.sum())
         self.journal.count(ended)
         self._rejected += ended
         self.ring.state.reject(one.lease)
