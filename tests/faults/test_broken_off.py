@@ -141,7 +141,7 @@ def test_episodes_in_rejected_slabs_are_told_as_they_were() -> None:
     reader._is_late = is_late  # type: ignore[method-assign]
     try:
         for _ in range(12):
-            finished += run.update(10**6).finished
+            finished += run.update(10**6).harvest.finished
         assert reader.ledger.rejected > 0
         reader.ledger.check()
     finally:

@@ -272,7 +272,7 @@ def test_a_worn_out_worker_is_replaced(limit: str, warned: Warnings) -> None:
     with leaky.start(**place) as run:
         episodes = leaky.advance(run, leaky.updates - 1)
         update = run.update(leaky.total_timesteps)
-        assert bits_of(run, [*episodes, *update.finished]) == want
+        assert bits_of(run, [*episodes, *update.harvest.finished]) == want
         assert run.source.place.restarts == 0
         assert update.record["headrace/recycled"] >= 2
         assert update.record["headrace/restarts"] == 0

@@ -36,7 +36,7 @@ def advance(folder: Path, place: dict[str, Any], restarts: int) -> Any:
         finished, record = [], {}
         for _ in range(WALK.updates):
             update = run.update(WALK.total_timesteps)
-            finished += update.finished
+            finished += update.harvest.finished
             record = update.record
         assert run.source.place.restarts == restarts
         assert run.totals().env_failures == record["headrace/env_failures"] == restarts

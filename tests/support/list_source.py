@@ -46,14 +46,15 @@ class ListSource:
         self._next += 1
         self.ledger.consumed += steps
         self.ledger.check()
-        return Harvest(steps, {"headrace/ledger/produced": float(self.ledger.produced)})
+        record = {"headrace/ledger/produced": float(self.ledger.produced)}
+        return Harvest(steps, lambda: record)
 
     def halt(self) -> None:
         """There are no workers."""
 
     def leftovers(self) -> Harvest:
         """Nothing is rejected."""
-        return Harvest(0, {})
+        return Harvest(0, dict)
 
     def run_ahead(self) -> None:
         """Everything is there already."""

@@ -97,7 +97,7 @@ class Case:
         """That many updates; the episodes that ended in them."""
         finished: list[Finished] = []
         for _ in range(updates):
-            finished += run.update(self.total_timesteps).finished
+            finished += run.update(self.total_timesteps).harvest.finished
         return finished
 
     def play(self, **place: Any) -> Bits:
