@@ -36,7 +36,7 @@ from headrace.memory.numbering import Numbering
 from headrace.memory.schema import rollout_schema
 from headrace.memory.slab import Slab
 from headrace.memory.spaces import Box, Discrete, Leaves
-from headrace.policies.noise import NoiseSpec
+from headrace.policies.noise_spec import NoiseSpec
 
 SEED, N_STEPS, MOST_WAITING = 9, 4, 3
 SHARDS = (range(2), range(2, 3))
