@@ -25,7 +25,7 @@ from headrace.episodes.journal import Journal
 from headrace.episodes.standing import live_episodes, standing
 from headrace.errors import EnvError, HeadraceError, NumericsError, ReplayError
 from headrace.memory.layout import Word
-from headrace.memory.ring import Taken
+from headrace.memory.lease import Taken
 from support.faulty_envs import Faulty
 from support.stages import PLACES, SEED, Stage, bits_of, stage
 from support.waiting import is_gone, wait_until

@@ -34,7 +34,7 @@ from headrace.episodes.journal import Finished
 from headrace.errors import EnvError, HeadraceError
 from headrace.learning.batch import Batch
 from headrace.learning.config import PpoConfig
-from headrace.memory.ring import Taken
+from headrace.memory.lease import Taken
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig
 from headrace.weights import saving

@@ -18,7 +18,7 @@ from headrace.build import build_run
 from headrace.collecting.topology import TopologyConfig
 from headrace.errors import EnvError
 from headrace.learning.config import PpoConfig
-from headrace.memory.ring import Taken
+from headrace.memory.lease import Taken
 from headrace.run_config import RunConfig
 from headrace.train import Run
 from support.faulty_envs import Faulty

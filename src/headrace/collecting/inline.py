@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from headrace.collecting.host import Host, Order
+from headrace.collecting.host import Host
+from headrace.collecting.order import Order
 from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.errors import HeadraceError

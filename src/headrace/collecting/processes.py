@@ -10,7 +10,7 @@ a worker that reports anything but DONE (workers).
 from __future__ import annotations
 
 from headrace.clock import now_s
-from headrace.collecting.host import Order
+from headrace.collecting.order import Order
 from headrace.collecting.place import Say, StartOf
 from headrace.collecting.watch import look_after
 from headrace.collecting.worker import DONE

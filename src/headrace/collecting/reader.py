@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from headrace.clock import now_ns, now_s
 from headrace.collecting.accounts import SPENT, Account
-from headrace.collecting.host import Order
 from headrace.collecting.notices import Notices
+from headrace.collecting.order import Order
 from headrace.collecting.place import Place, Say
 from headrace.collecting.record import record_of
 from headrace.collecting.schedule import Schedule, SlabUse, slab_use
@@ -37,9 +37,10 @@ from headrace.errors import HeadraceError
 from headrace.learning.assembly import assemble
 from headrace.learning.batch import Batch
 from headrace.memory.layout import Word
+from headrace.memory.lease import Taken
 from headrace.memory.ledger import Ledger
 from headrace.memory.numbering import Numbering
-from headrace.memory.ring import Ring, Taken
+from headrace.memory.ring import Ring
 from headrace.weights.store import WeightStore
 
 Array = npt.NDArray[Any]

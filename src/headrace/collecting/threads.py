@@ -14,7 +14,8 @@ from functools import partial
 from queue import SimpleQueue
 
 from headrace.clock import now_s
-from headrace.collecting.host import Host, Order
+from headrace.collecting.host import Host
+from headrace.collecting.order import Order
 from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.episodes.standing import Standing
