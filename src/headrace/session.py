@@ -23,7 +23,7 @@ from headrace.checkpoints.run_directory import checkpoint_name, read_evaluations
 from headrace.checkpoints.snapshot import save
 from headrace.clock import now_s, thread_cpu_ns
 from headrace.collecting.forecast import Forecast, words
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 from headrace.evaluation.evaluate import Evaluated
 from headrace.evaluation.in_passing import InPassing
 from headrace.last_words import StallWatch, stacks_into

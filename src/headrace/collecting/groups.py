@@ -21,7 +21,7 @@ from headrace.agents.metrics import summary
 from headrace.agents.records import COMPLETED, TRUNCATED, Episode, Group
 from headrace.agents.rollouts import AgentRollouts
 from headrace.collecting.source import Harvest, Totals
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 from headrace.errors import HeadraceError, UsageError
 
 Array = npt.NDArray[Any]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from headrace.collecting.schedule import SlabUse
 from headrace.episodes.entry import Entry
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 
 Array = npt.NDArray[Any]
 

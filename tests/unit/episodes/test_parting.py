@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 from headrace.episodes.journal_file import JournalWriter, read_journal
 from headrace.episodes.parting import Parting, first_parting
 from headrace.episodes.recorded import RecordedEpisode, episodes_of
