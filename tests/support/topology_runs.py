@@ -18,7 +18,7 @@ from headrace.checkpoints.snapshot import Snapshot
 from headrace.collecting.reader import Reader
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSource, EnvSpec
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 from headrace.learning.config import PpoConfig
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig

@@ -24,7 +24,7 @@ from headrace.weights.store import WeightStore
 class Inline:
     """All shards of a run, filled by the caller."""
 
-    restarts, replaced = 0, Replaced()
+    replaced = Replaced()
 
     def __init__(self, plan: HostPlan, slabs: memoryview, store: WeightStore) -> None:
         self._plan, self._slabs, self._store = plan, slabs, store

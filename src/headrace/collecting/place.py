@@ -36,10 +36,6 @@ class Replaced:
 class Place(Protocol):
     """All hosts of a run."""
 
-    @property
-    def restarts(self) -> int:
-        """Hosts that were lost and replaced."""
-
     replaced: Replaced
 
     def launch(self, start_of: StartOf, say: Say) -> None:

@@ -32,7 +32,8 @@ from headrace.collecting.source import Harvest, Totals
 from headrace.collecting.topology import Topology
 from headrace.episodes import standing as standings
 from headrace.episodes.entry import Entry, entry_of
-from headrace.episodes.journal import Entered, Finished, Journal, in_order
+from headrace.episodes.finished import Finished
+from headrace.episodes.journal import Entered, Journal, in_order
 from headrace.errors import HeadraceError
 from headrace.learning.assembly import assemble
 from headrace.learning.batch import Batch
@@ -152,9 +153,9 @@ class Reader:
 
     def totals(self) -> Totals:
         """What it has given so far."""
-        means, env_failures = self.journal.means(), self.place.replaced.env_failures
-        mean = means[0] if means else None
-        return Totals(self.journal.finished, mean, self.ledger.encode(), self.place.restarts, env_failures)
+        means, replaced = self.journal.means(), self.place.replaced
+        mean, ledger = means[0] if means else None, self.ledger.encode()
+        return Totals(self.journal.finished, mean, ledger, replaced.restarts, replaced.env_failures)
 
     def reopen(self, topology: Topology) -> None:
         """Fresh memory and fresh hosts, which go on from the journal; what waited for a batch is collected again."""

@@ -32,7 +32,7 @@ _END_S = 5.0  # for a thread to finish its slab and close its environments; one 
 class Threads:
     """All shards of a run, in `workers` threads; shard s is filled by thread s mod workers."""
 
-    restarts, replaced = 0, Replaced()
+    replaced = Replaced()
 
     def __init__(self, plan: HostPlan, slabs: memoryview, store: WeightStore, workers: int) -> None:
         self._plan, self._slabs, self._store, self._workers = plan, slabs, store, workers
