@@ -87,7 +87,7 @@ class Training:
         self._run.update(1 << 40)
         steps, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < seconds:
-            steps += self._run.update(1 << 40).new_steps
+            steps += self._run.update(1 << 40).harvest.steps
         return steps / (time.perf_counter() - begun)
 
 

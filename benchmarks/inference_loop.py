@@ -26,12 +26,12 @@ from headrace.inference.client import Client
 from headrace.inference.devices import inference_on, open_device
 from headrace.inference.server import Server, ServerPlan
 from headrace.inference.slots import Slots, SlotsPlan, slots_bytes
-from headrace.memory.ring import Lease
+from headrace.memory.lease import Lease
 from headrace.memory.segment import SharedSegment
 from headrace.memory.spaces import Box, Discrete
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import build_policy
-from headrace.policies.noise import NoiseSpec
+from headrace.policies.noise_spec import NoiseSpec
 from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
 from headrace.weights.store import Replica, WeightStore, store_bytes

@@ -65,7 +65,7 @@ def reached(one: dict[str, Any], count: int, limit_s: float) -> tuple[list[float
         def moment() -> float:
             steps, updates, begun = 0, 0, time.perf_counter()
             while time.perf_counter() - begun < WINDOW_S or updates < 2:
-                steps, updates = steps + run.update(1 << 40).new_steps, updates + 1
+                steps, updates = steps + run.update(1 << 40).harvest.steps, updates + 1
             return steps / (time.perf_counter() - begun)
 
         return quiet_moments(moment, 2 * count, limit_s)

@@ -28,7 +28,7 @@ from torch import nn
 
 import headrace as hr
 from headrace.memory.segment import SharedSegment
-from headrace.policies.noise import NoiseSpec
+from headrace.policies.noise_spec import NoiseSpec
 from headrace.policies.policy import Evaluation
 
 BURN_US, N_STEPS = 200.0, 128  # 128 rows are the collector's default

@@ -55,7 +55,7 @@ def hung(scale: Scale) -> Shown:
                 with mishap(what, point) as (case, began, said):
                     with case.start(**place) as run:
                         same += bits_of(run, WALK.advance(run, WALK.updates)) == want
-                        others += run.source.place.restarts - 1
+                        others += run.source.place.replaced.restarts - 1
                     at, text = said.records[0]
                     first, _, stack = text.partition("\n")
                     limit_s = float(re.findall(r"([\d.]+) s", first)[1])
@@ -104,7 +104,7 @@ def slow_is_not_hung(scale: Scale) -> Shown:
         case = WALK.wrapped(partial(Mishaps, folder=name))
         with case.start(**processes(1, hang_floor_s=2.0, hang_ceiling_s=CEILING_S)) as run:
             same = bits_of(run, WALK.advance(run, WALK.updates)) == want
-            restarts = run.source.place.restarts + len(said.records)
+            restarts = run.source.place.replaced.restarts + len(said.records)
     return Shown(
         "5",
         "Slow is not hung",
@@ -183,7 +183,7 @@ def kills_at_random() -> int:
             plan_mishap(Path(name), "kill", at_step(SEED, 0, step // 20, step % 20))
         with WALK.wrapped(partial(Mishaps, folder=name)).start(**processes(1)) as run:
             same = bits_of(run, WALK.advance(run, WALK.updates)) == WALK.play(**INLINE)
-            return run.source.place.restarts if same else 0
+            return run.source.place.replaced.restarts if same else 0
 
 
 def raised_here_and_there() -> int:
@@ -211,7 +211,7 @@ def leaking(scale: Scale) -> Shown:
     leaked_mb = LEAKY.updates * LEAKY.n_steps * LEAKY.n_envs
     with LEAKY.start(**place, worker_max_memory_mb=limit_mb) as run, peak_memory(run) as peak:
         same = bits_of(run, LEAKY.advance(run, LEAKY.updates)) == want
-        recycled, restarts = run.source.place.recycled, run.source.place.restarts
+        recycled, restarts = run.source.place.recycled, run.source.place.replaced.restarts
     per_rollout_mb = LEAKY.n_steps * LEAKY.n_envs
     with LEAKY.start(**place, worker_max_episodes=2) as run:
         same_by_episodes = bits_of(run, LEAKY.advance(run, LEAKY.updates)) == want

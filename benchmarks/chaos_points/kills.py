@@ -154,7 +154,7 @@ def at_point(point: str, times: int, want: Bits) -> dict[str, Any]:
                 run.source.run_ahead()
             if central:
                 wait_until(lambda: place.replace_lost() == [] and not place._servers.num_starting)
-            got, restarts = bits_of(run, episodes), place.restarts + place.replaced.servers
+            got, restarts = bits_of(run, episodes), place.replaced.restarts + place.replaced.servers
             died, ready = deaths(folder), lives(folder)
     noticed = [min((at for at, _ in said.records if at >= one.at_s), default=float("inf")) - one.at_s for one in died]
     replaced = [min((at.at_s for at in ready if at.at_s >= one.at_s), default=float("inf")) - one.at_s for one in died]
@@ -171,7 +171,7 @@ def at_shutdown(point: str, times: int, want: Bits) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="chaos-") as name, warnings():
             with WALK.wrapped(Strikes(name)).start(**processes(1)) as run:
                 got = bits_of(run, WALK.advance(run, WALK.updates))
-                found["restarts"] += run.source.place.restarts
+                found["restarts"] += run.source.place.replaced.restarts
                 pids = run.source.place.pids
                 arm(Path(name), point)
             wait_until(lambda pids=pids: all(map(is_gone, pids)))
@@ -203,7 +203,7 @@ def stopped_and_continued(want: Bits) -> dict[str, Any]:
             finally:
                 over.set()
                 thread.join()
-            same = run.source.place.restarts == 1 and bits_of(run, episodes) == want
+            same = run.source.place.replaced.restarts == 1 and bits_of(run, episodes) == want
         return {"same": int(same), "noticed_s": said.records[0][0] - times_s(began)[0]}
 
 
@@ -226,7 +226,9 @@ def silent_deaths(scale: Scale) -> Shown:
         with tempfile.TemporaryDirectory(prefix="chaos-") as name, warnings() as said:
             began = plan_mishap(Path(name), what, at_step(SEED, 2, 1, 5))
             with WALK.wrapped(partial(Mishaps, folder=name)).start(**processes(1)) as run:
-                same += bits_of(run, WALK.advance(run, WALK.updates)) == want and run.source.place.restarts == 1
+                same += (
+                    bits_of(run, WALK.advance(run, WALK.updates)) == want and run.source.place.replaced.restarts == 1
+                )
             at, text = said.records[0]
             place = f"env 2, episode (2, 1), seed {leaf(SEED, Purpose.ENV, 2, 1)}, step 5"
             named += SILENT[what] in text and place in text and len(said.records) == 1

@@ -69,7 +69,7 @@ _HOMES = {
     "RolloutWriter": "headrace.api.rollouts",
     "check_env": "headrace.evaluation.check",
     "EnvSpec": "headrace.envs.spec",
-    "NoiseSpec": "headrace.policies.noise",
+    "NoiseSpec": "headrace.policies.noise_spec",
     "Evaluation": "headrace.policies.policy",
     **dict.fromkeys(
         ("CheckpointError", "ConsentError", "EnvError", "HeadraceError", "JournalError", "NumericsError", "ReplayError",

@@ -23,7 +23,7 @@ from headrace.checkpoints.run_directory import checkpoint_name, read_evaluations
 from headrace.checkpoints.snapshot import save
 from headrace.clock import now_s, thread_cpu_ns
 from headrace.collecting.forecast import Forecast, words
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 from headrace.evaluation.evaluate import Evaluated
 from headrace.evaluation.in_passing import InPassing
 from headrace.last_words import StallWatch, stacks_into
@@ -34,7 +34,8 @@ from headrace.session_files import SessionFiles
 from headrace.session_result import BEGINNING, Result, result_of, unfinished
 from headrace.telemetry.sinks import Record
 from headrace.telemetry.spent import Spent
-from headrace.train import Run, Update
+from headrace.train import Run
+from headrace.update import Update
 from headrace.views.terminal import TerminalView
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class Session:
                 stop.is_resting = True
                 with self._spent("episodes"):
                     self._files.write_lists(update)
-                self._forecast.add(update)
+                self._forecast.add(update.harvest.steps, update.record)
                 self._look_at_check()
                 record = update.record | self._evaluate_if_due(update.steps)
                 record |= self._timed(update)
@@ -175,7 +176,7 @@ class Session:
             if self._callback is None:
                 return True
             with self._spent("callback"):
-                return self._callback(record, update.finished) is not False
+                return self._callback(record, update.harvest.finished) is not False
         finally:
             if update.number % self._config.log_interval == 0 or any(tag.startswith("eval/") for tag in record):
                 self._spent.written()
@@ -215,7 +216,7 @@ class Session:
         self._timed_s, elapsed, total = now, now - self._started_s, now - before
         prefix = "headrace/time/"
         split = {tag[len(prefix) :]: s for tag, s in update.record.items() if tag.startswith(prefix)}
-        by_worker = enumerate(update.steps_by_worker if total else ())
+        by_worker = enumerate(update.harvest.steps_by_worker if total else ())
         beside, latest_s = self._spent.per_update()
         cpu_ns, self._cpu_ns = self._cpu_ns, thread_cpu_ns()
         return {
@@ -223,7 +224,7 @@ class Session:
             "time/iterations": float(update.number),
             "time/time_elapsed": elapsed,
             "time/total_timesteps": float(update.steps),
-            "headrace/sps": update.new_steps / total if total else 0.0,
+            "headrace/sps": update.harvest.steps / total if total else 0.0,
             "headrace/collect_s": sum(split.get(name, 0.0) for name in _COLLECTING),
             "headrace/update_s": sum(split.get(name, 0.0) for name in _LEARNING),
             "headrace/wait_s": split.get("wait", 0.0),
@@ -260,9 +261,7 @@ class Session:
             return
         folder = self._dir / "checkpoints"
         save(run.snapshot(), folder / checkpoint_name(steps))
-        self._files.write_late(
-            Update(run.updates, run.weights.version, steps, 0, {}, late.finished, entries=late.entries)
-        )
+        self._files.write_late(Update(run.updates, run.weights.version, steps, {}, late))
         self._saved_step = steps
         self._end.note()
         logger.info("checkpoint at step %d", steps)

@@ -26,7 +26,7 @@ from headrace.extras import has, left_out
 from headrace.plain_text import MAX_TRACEBACK, printable, shortened
 from headrace.run_config import SessionConfig
 from headrace.telemetry.sinks import JsonlSink, Record, Sink, Sinks, TensorBoardSink
-from headrace.train import Update
+from headrace.update import Update
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class SessionFiles:
 
     def write_late(self, update: Update) -> None:
         """The same, of what no update reports, once the session's updates are over."""
-        if self._dir is None or not (update.finished or update.entries):
+        if self._dir is None or not (update.harvest.finished or update.harvest.entries):
             return
         with _appending(self._dir / "episodes.jsonl") as episodes:
             self._write(episodes, _episode_lines(update), "episodes")
@@ -133,12 +133,12 @@ class SessionFiles:
         return JournalWriter(run_dir / "journal", self._config.keep_episodes_mb << 20, self._seed)
 
     def _schedule_line(self, update: Update) -> str:
-        return encode_update(update.version, self._num_shards, update.schedule)
+        return encode_update(update.version, self._num_shards, update.harvest.uses)
 
     def _record(self, journal: JournalWriter, update: Update) -> None:
-        returns = {(one.env_index, one.episode): one.total_reward for one in update.finished}
+        returns = {(one.env_index, one.episode): one.total_reward for one in update.harvest.finished}
         try:
-            journal.write(update.number, update.steps, update.entries, returns)
+            journal.write(update.number, update.steps, update.harvest.entries, returns)
         except OSError as error:
             logger.warning("recorded episodes could not be kept, training goes on: %s", error)
 
@@ -169,4 +169,4 @@ def _appending(path: Path) -> Iterator[TextIO]:
 
 def _episode_lines(update: Update) -> str:
     """One line each, in the order of rows, then environments."""
-    return "".join(json.dumps(asdict(one) | {"steps": update.steps}) + "\n" for one in update.finished)
+    return "".join(json.dumps(asdict(one) | {"steps": update.steps}) + "\n" for one in update.harvest.finished)

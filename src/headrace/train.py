@@ -13,41 +13,16 @@ files, views, command lines or signals (session), nor how the parts are made (bu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from headrace.checkpoints.snapshot import Snapshot
-from headrace.collecting.schedule import SlabUse
 from headrace.collecting.source import Source, Totals
-from headrace.episodes.entry import Entry
-from headrace.episodes.journal import Finished
 from headrace.learning.algorithm import Algorithm, Moment
 from headrace.policies.threads import torch_threads
+from headrace.update import Update
 from headrace.weights import saving
 from headrace.weights.flat import tensors_sha256
 from headrace.weights.store import Weights
-
-
-@dataclass(frozen=True)
-class Update:
-    """One update, as everything outside of the run sees it."""
-
-    number: int
-    """Updates so far, this one included."""
-    version: int
-    """The latest version when its batch was complete."""
-    steps: int
-    """Real environment steps so far."""
-    new_steps: int
-    """Those of this update."""
-    record: dict[str, float]
-    finished: tuple[Finished, ...]
-    """Episodes that ended in its batch."""
-    schedule: tuple[SlabUse, ...] = ()
-    """What an asynchronous update looked at."""
-    steps_by_worker: tuple[int, ...] = ()
-    entries: tuple[Entry, ...] = ()
-    """What its rollouts add to the journal on disk, if there is one."""
 
 
 class Run:
@@ -67,7 +42,7 @@ class Run:
         version, progress = self.weights.version, max(0.0, 1.0 - self.steps / max(1, total_timesteps))
         moment = Moment(self.updates, version, self.weights.is_present, progress, self.weights.acted)
         with torch_threads(self.algorithm.threads):
-            record = self.algorithm.learn(batch, moment)
+            learned = self.algorithm.learn(batch, moment)
         harvest = self.source.give_back()
         self.updates += 1
         self.steps += harvest.steps
@@ -75,10 +50,7 @@ class Run:
         self.is_whole = True
         if self.steps < total_timesteps:  # else nothing is ordered that weights of the user's would come too late for
             self.source.run_ahead()
-        return Update(
-            self.updates, version, self.steps, harvest.steps, record | harvest.record, harvest.finished, harvest.uses,
-            harvest.steps_by_worker, harvest.entries,
-        )  # fmt: skip
+        return Update(self.updates, version, self.steps, learned, harvest)
 
     def hashes(self) -> dict[str, str]:
         """The names of this run's weights and of the algorithm's state."""

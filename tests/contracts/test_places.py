@@ -25,7 +25,7 @@ from headrace.episodes.journal import Journal
 from headrace.episodes.standing import live_episodes, standing
 from headrace.errors import EnvError, HeadraceError, NumericsError, ReplayError
 from headrace.memory.layout import Word
-from headrace.memory.ring import Taken
+from headrace.memory.lease import Taken
 from support.faulty_envs import Faulty
 from support.stages import PLACES, SEED, Stage, bits_of, stage
 from support.waiting import is_gone, wait_until
@@ -181,7 +181,7 @@ def test_nothing_is_lost_where_nothing_happens(kind: str) -> None:
     with stage(kind) as here:
         here.launch()
         here.rollout()
-        assert (here.place.replace_lost(), here.place.restarts) == ([], 0)
+        assert (here.place.replace_lost(), here.place.replaced.restarts) == ([], 0)
 
 
 def test_workers_that_come_up_are_reported() -> None:
@@ -397,9 +397,9 @@ def test_a_worker_that_dies_is_replaced_and_its_orders_are_void() -> None:
         taken = here.collect(1)  # shard 1's; the death may be seen before or after
         wait_until(lambda: is_gone(victim))
         here.place.wait()
-        assert here.place.restarts == 0
+        assert here.place.replaced.restarts == 0
         lost = here.place.replace_lost()
-        assert (lost, here.place.restarts) == ([0, 2], 1)
+        assert (lost, here.place.replaced.restarts) == ([0, 2], 1)
         assert [lease.shard for shard in lost for lease in here.ring.state.revoke(shard)] == [0, 2]
         assert here.place.replace_lost() == []
         here.order([0, 2])

@@ -30,11 +30,11 @@ from headrace.collecting.reader import Reader
 from headrace.collecting.source import Source
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSpec
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 from headrace.errors import EnvError, HeadraceError
 from headrace.learning.batch import Batch
 from headrace.learning.config import PpoConfig
-from headrace.memory.ring import Taken
+from headrace.memory.lease import Taken
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig
 from headrace.weights import saving

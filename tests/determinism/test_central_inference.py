@@ -114,7 +114,7 @@ def test_an_asynchronous_run_is_replayed_to_its_bits(name: str, pick_up_rows: in
     with case.start(**place) as run:
         updates = [run.update(case.total_timesteps) for _ in range(case.updates)]
         want = run.hashes()
-    recorded = Schedule([one.version for one in updates], [list(one.schedule) for one in updates])
+    recorded = Schedule([one.version for one in updates], [list(one.harvest.uses) for one in updates])
     assert {version for use in recorded.uses for version in use.versions} != {0}
     run, _ = build_run(case.config(**place), schedule=recorded)
     try:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from headrace.checkpoints.snapshot import Snapshot
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 from headrace.errors import UsageError
 from headrace.learning.assembly import assemble
 from headrace.learning.batch import Batch
@@ -119,7 +119,7 @@ def test_kill_9_in_the_middle_of_a_slab(name: str, workers: int, shards: int, se
     case = obedient(CASES[name], tmp_path)
     with case.start(**processes(workers, shards=shards)) as run:
         got = bits_of(run, case.advance(run, case.updates))
-        assert run.source.place.restarts == kills
+        assert run.source.place.replaced.restarts == kills
     assert not any(file.exists() for file in orders)
     assert got == calm(name)
 
@@ -135,7 +135,7 @@ def test_kill_9_between_two_updates() -> None:
             wait([victim.sentinel], 60.0)  # a fork server tells of a death a moment after it
             episodes += case.advance(run, 1)
         # The last one may have committed its slab before it died, and nothing is ordered after the last update.
-        assert run.source.place.restarts + len(run.source.place._workers.vacant) == case.updates - 1
+        assert run.source.place.replaced.restarts + len(run.source.place._workers.vacant) == case.updates - 1
         assert bits_of(run, episodes) == calm("cartpole")
 
 
@@ -169,7 +169,7 @@ def test_restarts_outlive_a_change_of_workers(tmp_path: Path) -> None:
         episodes = case.advance(run, case.updates // 2)
         parts.rescale(3)
         episodes += case.advance(run, case.updates - run.updates)
-        assert run.source.place.restarts == 2
+        assert run.source.place.replaced.restarts == 2
         assert bits_of(run, episodes) == calm("noisy")
 
 

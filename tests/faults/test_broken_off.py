@@ -19,7 +19,7 @@ from headrace.build import build_run
 from headrace.collecting.topology import TopologyConfig
 from headrace.errors import EnvError
 from headrace.learning.config import PpoConfig
-from headrace.memory.ring import Taken
+from headrace.memory.lease import Taken
 from headrace.run_config import RunConfig
 from headrace.train import Run
 from support.faulty_envs import Faulty
@@ -142,7 +142,7 @@ def test_episodes_in_rejected_slabs_are_told_as_they_were() -> None:
     reader._is_late = is_late  # type: ignore[method-assign]
     try:
         for _ in range(12):
-            finished += run.update(10**6).finished
+            finished += run.update(10**6).harvest.finished
         assert reader.ledger.rejected > 0
         reader.ledger.check()
     finally:

@@ -59,7 +59,7 @@ def test_hung_in_step(what: str, function: str, tmp_path: Path, warned: Warnings
         episodes = WALK.advance(run, 2)
         pids = run.source.place.pids
         episodes += WALK.advance(run, WALK.updates - 2)
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
         assert run.source.place.pids[0] == pids[0]
         assert is_gone(pids[1])
         assert bits_of(run, episodes) == calm()
@@ -80,7 +80,7 @@ def test_hung_in_reset(tmp_path: Path, warned: Warnings) -> None:
     began = plan_mishap(tmp_path, "gil", at_reset(SEED, 1, 2))
     with walking(tmp_path).start(**HURRIED) as run:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
     (text,) = warned.texts
     where = f"env 1, episode 1:2, seed {leaf(SEED, Purpose.ENV, 1, 2)}: it gave"
     assert f"worker 0 (environments 0-3) hung in reset() of {where}" in text
@@ -94,7 +94,7 @@ def test_hung_in_make(tmp_path: Path, warned: Warnings) -> None:
     began = plan_mishap(tmp_path, "sleep", "make")
     with walking(tmp_path).start(**processes(1, hang_floor_s=0.5, hang_ceiling_s=2.0)) as run:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
     (text,) = warned.texts
     assert "worker 0 (environments 0-3) hung in make() of env 0: it gave no sign of life for" in text
     assert "in sleeps_for_ever" in text
@@ -140,7 +140,7 @@ def test_stopped_and_continued(tmp_path: Path, warned: Warnings) -> None:
         finally:
             is_over.set()
             thread.join()
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
         assert run.hashes()["weights_sha256"] == calm().weights_sha256
     (text,) = warned.texts
     assert f"hung in step() of {named(0, 0, 11)}" in text
@@ -156,11 +156,11 @@ def test_stopped_while_idle(warned: Warnings) -> None:
         wait_until(lambda: place.replace_lost() == [] and not any(place._workers.owed))  # the third rollout is done
         os.kill(place.pids[0], signal.SIGSTOP)
         episodes += WALK.advance(run, 1)
-        assert run.source.place.restarts == 0
+        assert run.source.place.replaced.restarts == 0
         begun = time.monotonic()
         episodes += WALK.advance(run, 1)
         noticed_s = time.monotonic() - begun
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
         episodes += WALK.advance(run, WALK.updates - 4)
         assert bits_of(run, episodes) == calm()
     (text,) = warned.texts
@@ -175,7 +175,7 @@ def test_slow_is_not_hung(tmp_path: Path, warned: Warnings) -> None:
         plan_mishap(tmp_path, "slow", at_step(SEED, 3, 0, step))
     with walking(tmp_path).start(**processes(1, hang_floor_s=2.0, hang_ceiling_s=CEILING_S)) as run:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
-        assert run.source.place.restarts == 0
+        assert run.source.place.replaced.restarts == 0
     assert warned.texts == []
 
 
@@ -187,7 +187,7 @@ def test_the_limit_follows_what_was_seen(tmp_path: Path, warned: Warnings) -> No
     began = plan_mishap(tmp_path, "sleep", at_step(SEED, 2, 0, 17))
     with walking(tmp_path).start(**processes(1, hang_floor_s=2.0, hang_ceiling_s=8.0)) as run:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
     (text,) = warned.texts
     assert limit_of(text)[1] == 8.0, "10 x 1.4 s, but at most the ceiling"
     assert 8.0 < warned.at_s[0] - times_s(began)[0] < 8.0 + LATEST_S
@@ -198,7 +198,7 @@ def test_watching_can_be_turned_off(tmp_path: Path, warned: Warnings) -> None:
     plan_mishap(tmp_path, "slow", at_step(SEED, 3, 0, 9))
     with walking(tmp_path).start(**processes(1, hang_floor_s=0.3, hang_ceiling_s=0.0)) as run:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
-        assert (run.source.place.restarts, warned.texts) == (0, [])
+        assert (run.source.place.replaced.restarts, warned.texts) == (0, [])
 
 
 @pytest.mark.alone
@@ -225,7 +225,7 @@ def test_a_worker_that_hangs_up_and_lives(what: str, tmp_path: Path, warned: War
         episodes, used_s = WALK.advance(run, 1), time.process_time()
         episodes += WALK.advance(run, 1)
         used_s = time.process_time() - used_s
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
         episodes += WALK.advance(run, WALK.updates - 2)
         assert bits_of(run, episodes) == calm()
     (text,) = warned.texts
@@ -249,7 +249,7 @@ def test_silent_deaths_are_named(what: str, how: str, tmp_path: Path, warned: Wa
     plan_mishap(tmp_path, what, at_step(SEED, 2, 1, 5))
     with walking(tmp_path).start(**processes(1)) as run:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
     first, _, stack = warned.texts[0].partition("\n")
     assert first == f"worker 0 (environments 0-3) died: {how} in step() of {named(2, 1, 5)}; replaying its episodes"
     assert ("Segmentation fault" in stack and "in _meet" in stack) == (what == "segfault")
@@ -272,8 +272,8 @@ def test_a_worn_out_worker_is_replaced(limit: str, warned: Warnings) -> None:
     with leaky.start(**place) as run:
         episodes = leaky.advance(run, leaky.updates - 1)
         update = run.update(leaky.total_timesteps)
-        assert bits_of(run, [*episodes, *update.finished]) == want
-        assert run.source.place.restarts == 0
+        assert bits_of(run, [*episodes, *update.harvest.finished]) == want
+        assert run.source.place.replaced.restarts == 0
         assert update.record["headrace/recycled"] >= 2
         assert update.record["headrace/restarts"] == 0
     assert warned.texts == []
@@ -290,7 +290,7 @@ def test_a_replay_that_leaks_more_than_the_limit_is_no_error(warned: Warnings) -
     with leaky.start(**place) as run:
         run.source.say = said.append
         assert bits_of(run, leaky.advance(run, leaky.updates)) == want
-        assert run.source.place.restarts == 0
+        assert run.source.place.replaced.restarts == 0
         assert 1 <= run.source.place.replaced.recycled <= 6, "not at every rollout"
     (text,) = warned.texts
     assert re.match(r"worker_max_memory_mb is \d+, and worker 0 uses \d+ MB once it has replayed its episodes", text)
@@ -302,7 +302,7 @@ def test_worn_out_workers_of_an_asynchronous_run(warned: Warnings) -> None:
     """Rollouts that a worker had no time for are ordered anew, with newer weights; every step is accounted for."""
     with WALK.start(**processes(2, max_lag=2, worker_max_episodes=1)) as run:
         WALK.advance(run, 2 * WALK.updates)
-        assert (run.source.place.restarts, warned.texts) == (0, [])
+        assert (run.source.place.replaced.restarts, warned.texts) == (0, [])
         assert run.source.place.replaced.recycled >= 4
         assert run.source.ledger.produced == run.source.ledger.consumed == 2 * WALK.total_timesteps
 
@@ -356,7 +356,7 @@ def test_the_same_step_three_times(place: dict[str, Any], tmp_path: Path, warned
         with pytest.raises(HeadraceError) as caught:
             WALK.advance(run, 2)
         assert time.monotonic() - begun < 30.0
-        assert run.source.place.restarts == 2
+        assert run.source.place.replaced.restarts == 2
     last, envs = int(place["workers"]) - 1, "2-3" if place["workers"] == "2" else "0-1, 2-3"
     assert str(caught.value) == (
         f"worker {last} was lost 3 times at the same place, last: exit code 3 in step() of {named(3, 0, 12)} "
@@ -376,7 +376,7 @@ def test_hung_at_the_same_step_three_times(tmp_path: Path) -> None:
             HeadraceError, match=r"3 times at the same place, last: hung in step.*raise hang_floor_s"
         ) as e:
             WALK.advance(run, WALK.updates)
-        assert run.source.place.restarts == 2
+        assert run.source.place.replaced.restarts == 2
     assert "in sleeps_for_ever" in "".join(e.value.__notes__)
 
 
@@ -387,7 +387,7 @@ def test_kills_at_random_are_no_loop(tmp_path: Path, warned: Warnings) -> None:
         plan_mishap(tmp_path, "kill", at_step(SEED, 0, step // 20, step % 20))
     with walking(tmp_path).start(**processes(1)) as run:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
-        assert run.source.place.restarts == len(steps) == len(warned.texts)
+        assert run.source.place.replaced.restarts == len(steps) == len(warned.texts)
 
 
 def test_killed_while_it_starts_for_the_first_time(tmp_path: Path, warned: Warnings) -> None:
@@ -397,7 +397,7 @@ def test_killed_while_it_starts_for_the_first_time(tmp_path: Path, warned: Warni
     with walking(tmp_path).start(**processes(1)) as run:
         run.source.say = said.append
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
     assert "died: killed by signal 9 (SIGKILL) in make() of env " in warned.texts[0]
     assert [line for line in said if line.startswith("warning: ")] == [f"warning: {warned.texts[0]}"]
 
@@ -412,6 +412,6 @@ def test_hung_in_close_while_it_retires(tmp_path: Path, warned: Warnings) -> Non
     plan_mishap(tmp_path, "gil", at_close(SEED, 1, 1))
     with walking(tmp_path).start(**HURRIED, worker_max_episodes=4) as run:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
     (text,) = warned.texts
     assert text.startswith("worker 0 (environments 0-3) hung in close() of env 1: it gave no sign of life for ")

@@ -70,7 +70,7 @@ def test_servers_and_workers_are_killed_at_random(name: str, seed: int) -> None:
         for _ in range(2):  # who died after the last rollout is noticed, and replaced, too
             run.source.run_ahead()
         assert len(servers) > case.updates // 2
-        assert (servers_of(run).restarts, run.source.place.restarts) == (len(servers), len(workers))
+        assert (servers_of(run).restarts, run.source.place.replaced.restarts) == (len(servers), len(workers))
         assert run.source.place.replaced.servers == len(servers)
 
 
@@ -104,7 +104,7 @@ def test_servers_and_workers_die_with_masks_and_statistics(name: str) -> None:
         episodes += case.advance(run, 1)
         kill(run.source.place.pids[0])
         episodes += case.advance(run, case.updates - 3)
-        assert (run.source.place.restarts, servers_of(run).restarts) == (1, 1)
+        assert (run.source.place.replaced.restarts, servers_of(run).restarts) == (1, 1)
         assert bits_of(run, episodes) == calm(name)
 
 
@@ -126,7 +126,7 @@ def test_a_worker_is_killed_while_its_request_is_in_flight() -> None:
         striker.start()
         episodes += case.advance(run, case.updates - 1)
         striker.join()
-        assert (run.source.place.restarts, servers_of(run).restarts) == (1, 0)
+        assert (run.source.place.replaced.restarts, servers_of(run).restarts) == (1, 0)
         assert bits_of(run, episodes) == calm("noisy")
 
 
@@ -141,7 +141,7 @@ def test_a_server_that_stands_still_is_noticed(caplog: pytest.LogCaptureFixture)
         os.kill(server, signal.SIGSTOP)
         episodes += case.advance(run, case.updates - 2)
         assert is_gone(server)
-        assert (run.source.place.restarts, servers_of(run).restarts) == (0, 1)
+        assert (run.source.place.replaced.restarts, servers_of(run).restarts) == (0, 1)
         assert bits_of(run, episodes) == calm("noisy")
     (text,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     said = re.match(r"inference server 0 hung: it gave no sign of life for ([\d.]+) s \(limit ([\d.]+) s\)", text)
@@ -160,7 +160,7 @@ def test_a_server_that_stands_still_before_it_is_ready(tmp_path: Path, monkeypat
         servers_of(run)._patience.took("batch", 0.0)  # as of a run that has had a batch: the ceiling is not waited for
         episodes = case.advance(run, case.updates)
         assert (tmp_path / "stopped").exists()
-        assert (run.source.place.restarts, servers_of(run).restarts) == (0, 1)
+        assert (run.source.place.replaced.restarts, servers_of(run).restarts) == (0, 1)
         assert bits_of(run, episodes) == calm("noisy")
 
 

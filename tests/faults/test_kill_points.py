@@ -48,7 +48,7 @@ def test_killed_at(point: str, tmp_path: Path) -> None:
             run.source.run_ahead()
         assert not is_armed(tmp_path, point), "nobody got there"
         assert len(deaths(tmp_path)) == 1
-        assert run.source.place.restarts == kills
+        assert run.source.place.replaced.restarts == kills
         assert bits_of(run, episodes) == calm()
 
 
@@ -64,10 +64,10 @@ def test_killed_where_the_policy_runs_in_a_server(point: str, tmp_path: Path) ->
             kills += 1
             os.kill(place._servers.children[0].pid, signal.SIGKILL)
         episodes += WALK.advance(run, WALK.updates - 1)
-        wait_until(lambda: place.replace_lost() == [] and place.restarts + place.replaced.servers == kills)
+        wait_until(lambda: place.replace_lost() == [] and place.replaced.restarts + place.replaced.servers == kills)
         assert not is_armed(tmp_path, point), "nobody got there"
         assert len(deaths(tmp_path)) == 1
-        assert place.restarts == (point in ASKING)
+        assert place.replaced.restarts == (point in ASKING)
         assert bits_of(run, episodes) == calm()
 
 
@@ -98,5 +98,5 @@ def test_killed_during_shutdown(tmp_path: Path) -> None:
         arm(tmp_path, POINTS[-1])
     wait_until(lambda: all(map(is_gone, pids)))
     assert len(deaths(tmp_path)) == 1
-    assert run.source.place.restarts == 0
+    assert run.source.place.replaced.restarts == 0
     assert got == calm()

@@ -166,12 +166,12 @@ def test_a_spare_takes_the_place_of_a_worker(caplog: pytest.LogCaptureFixture) -
         episodes += case.advance(run, 1)
         waits = spare_of(run)
         assert waits not in (None, killed)
-        assert (warnings_in(caplog), run.source.place.restarts) == ([], 0)
+        assert (warnings_in(caplog), run.source.place.replaced.restarts) == ([], 0)
         kill(run.source.place.pids[1])
         episodes += case.advance(run, case.updates - 2)
         assert run.source.place.pids[1] == waits
         assert spare_of(run) not in (None, waits)
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
         assert bits_of(run, episodes) == calm("noisy")
 
 
@@ -184,7 +184,7 @@ def test_no_spares() -> None:
         kill(run.source.place.pids[0])
         episodes += case.advance(run, case.updates - 2)
         assert spare_of(run) is None
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
         assert bits_of(run, episodes) == calm("noisy")
 
 
@@ -204,7 +204,7 @@ def test_the_fork_server_is_killed_at_rest(caplog: pytest.LogCaptureFixture) -> 
         wait_until(lambda: run.source.place.replace_lost() == [] and spare_of(run) is not None)
         episodes += case.advance(run, case.updates - 2)
         assert run.source.place.pids == workers
-        assert (warnings_in(caplog), run.source.place.restarts) == ([], 0)
+        assert (warnings_in(caplog), run.source.place.replaced.restarts) == ([], 0)
         assert bits_of(run, episodes) == calm("noisy")
 
 
@@ -218,7 +218,7 @@ def test_the_fork_server_is_killed_with_a_worker(spares: int, caplog: pytest.Log
         kill(server)
         kill(run.source.place.pids[1])
         episodes += case.advance(run, case.updates - 2)
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
         assert server_of(run) not in ([], [server])
         assert bits_of(run, episodes) == calm("noisy")
     (warning,) = warnings_in(caplog)
@@ -237,7 +237,7 @@ def test_a_worker_that_can_not_be_replaced_ends_the_run(monkeypatch: pytest.Monk
             HeadraceError, match=r"headrace-worker-1 could not be started, 5 times in a row; last: .*EAGAIN"
         ):
             case.advance(run, 2)
-        assert run.source.place.restarts == 0
+        assert run.source.place.replaced.restarts == 0
 
 
 def test_orders_do_not_overtake_a_long_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_orders_do_not_overtake_a_long_assignment(monkeypatch: pytest.MonkeyPatc
         episodes = case.advance(run, 2)
         kill(run.source.place.pids[1])
         episodes += case.advance(run, case.updates - 2)
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
         assert bits_of(run, episodes) == calm("noisy")
 
 
@@ -264,7 +264,7 @@ def test_a_spare_that_was_stopped_takes_nobodys_place() -> None:
         kill(run.source.place.pids[1])
         episodes += case.advance(run, case.updates - 2)
         assert stopped not in run.source.place.pids
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
         assert bits_of(run, episodes) == calm("noisy")
     assert is_gone(stopped)
 
@@ -298,7 +298,7 @@ def test_the_fork_server_is_killed_while_workers_start() -> None:
         assert killed
         assert not set(before) & set(killed)
         assert server_of(run) not in ([], killed)
-        assert run.source.place.restarts == 0
+        assert run.source.place.replaced.restarts == 0
         assert bits_of(run, episodes) == calm("noisy")
 
 
@@ -326,6 +326,6 @@ def test_kills_at_random(seed: int) -> None:
         for _ in range(2):  # a worker that died after the last rollout is noticed, and replaced, too
             run.source.run_ahead()
         assert len(killed) > 3
-        assert 0 <= run.source.place.restarts - len(killed) <= spares, (
+        assert 0 <= run.source.place.replaced.restarts - len(killed) <= spares, (
             "a spare may have become a worker when it was killed"
         )

@@ -269,7 +269,7 @@ def bits(policy: str, place: dict[str, Any], stop: int | None = None, kill: bool
             if kill and update in (1, 3):
                 assert isinstance(parts.reader.place, Processes)
                 os.kill(parts.reader.place.pids[update % 2], signal.SIGKILL)
-            finished += list(run.update(CASE.total_timesteps).finished)
+            finished += list(run.update(CASE.total_timesteps).harvest.finished)
         result = run.hashes(), {**run.totals().ledger}, run.steps
         assert not kill or run.totals().restarts == 2
         snapshot = run.snapshot()
@@ -277,7 +277,7 @@ def bits(policy: str, place: dict[str, Any], stop: int | None = None, kill: bool
         with CASE.build(**place, nan_policy=policy) as (run, _):
             run.restore(snapshot)
             for _ in range(stop, CASE.updates):
-                finished += list(run.update(CASE.total_timesteps).finished)
+                finished += list(run.update(CASE.total_timesteps).harvest.finished)
             result = run.hashes(), {**run.totals().ledger}, run.steps
     key = [(one.env_index, one.episode, one.total_reward, one.length) for one in finished]
     return *result, sorted(key)
@@ -302,8 +302,8 @@ def test_the_ledger_says_why_and_balances() -> None:
         ledger = run.totals().ledger
     assert list(ledger["discarded"]) == ["not finite (nan_policy=drop)"]
     assert ledger["produced"] == ledger["consumed"] + ledger["rejected"] + sum(ledger["discarded"].values())
-    balanced = Ledger(1)
-    balanced.restore(ledger | {"sequences": [1]})
+    balanced = Ledger()
+    balanced.restore(ledger)
     balanced.check()
 
 

@@ -36,9 +36,9 @@ def advance(folder: Path, place: dict[str, Any], restarts: int) -> Any:
         finished, record = [], {}
         for _ in range(WALK.updates):
             update = run.update(WALK.total_timesteps)
-            finished += update.finished
+            finished += update.harvest.finished
             record = update.record
-        assert run.source.place.restarts == restarts
+        assert run.source.place.replaced.restarts == restarts
         assert run.totals().env_failures == record["headrace/env_failures"] == restarts
         assert bits_of(run, finished) == calm()
     return record
@@ -53,7 +53,7 @@ def test_raised_once_in_a_step(tmp_path: Path, warned: Warnings) -> None:
         episodes = WALK.advance(run, 2)
         pids = run.source.place.pids
         episodes += WALK.advance(run, WALK.updates - 2)
-        assert (run.source.place.restarts, run.totals().env_failures) == (1, 1)
+        assert (run.source.place.replaced.restarts, run.totals().env_failures) == (1, 1)
         assert run.source.place.pids[0] == pids[0]
         assert is_gone(pids[1])
         assert bits_of(run, episodes) == calm()
@@ -98,7 +98,7 @@ def test_raised_again_in_the_replay_and_in_close(tmp_path: Path, warned: Warning
         plan_mishap(tmp_path, "raise", at_step(SEED, 1, 1, 2))  # which was taken before: only a replay comes here
         plan_mishap(tmp_path, "raise", at_close(SEED, 0, 1))  # in that replay, too: what is told is the step
         episodes += WALK.advance(run, WALK.updates - 3)
-        assert (run.source.place.restarts, run.totals().env_failures) == (3, 2)
+        assert (run.source.place.replaced.restarts, run.totals().env_failures) == (3, 2)
         assert bits_of(run, episodes) == calm()
     assert sum("would not be closed" in text or "could not be closed" in text for text in warned.texts) == 1
     assert f"{named(1, 1, 2)}: the environment raised" in "".join(warned.texts)
@@ -111,7 +111,7 @@ def test_raised_by_a_worker_that_retires(tmp_path: Path) -> None:
     place = processes(1, worker_max_episodes=4)
     with walking(tmp_path).start(**place) as run:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
-        assert run.source.place.restarts == 1
+        assert run.source.place.replaced.restarts == 1
 
 
 @pytest.mark.full

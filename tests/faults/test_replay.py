@@ -49,7 +49,7 @@ def test_episodes_of_an_asynchronous_run_under_kills(env: str, kills: int, sampl
 
         def strike(record: dict[str, float]) -> None:
             place = model.parts.reader.place
-            if record["time/iterations"] % 10 == 0 and place.restarts < kills:
+            if record["time/iterations"] % 10 == 0 and place.replaced.restarts < kills:
                 os.kill(rng.choice(place.pids), signal.SIGKILL)  # type: ignore[attr-defined]
 
         model.learn(updates * 512, strike, run_dir=tmp_path / "out")

@@ -17,7 +17,8 @@ import pytest
 from headrace.envs.spec import EnvSpec
 from headrace.learning.assembly import assemble
 from headrace.memory.layout import Word, slab_bytes
-from headrace.memory.ring import Lease, RingState
+from headrace.memory.lease import Lease
+from headrace.memory.ring import RingState
 from headrace.memory.schema import Schema
 from headrace.memory.segment import SharedSegment
 from headrace.memory.slab import Slab

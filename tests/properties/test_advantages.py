@@ -24,7 +24,7 @@ from headrace.learning.advantages import gae
 from headrace.learning.assembly import assemble, complete
 from headrace.learning.batch import Batch
 from headrace.learning.late import vtrace
-from headrace.policies.noise import NoiseSpec
+from headrace.policies.noise_spec import NoiseSpec
 from headrace.policies.policy import Evaluation
 from support.chains import SOURCES, Script, Tampered, Transition, chain_envs, expected_stream, swap_flags
 from support.generators import Flags, flags, floats_like, quick, seeds, thorough

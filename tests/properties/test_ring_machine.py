@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headrace.errors import RingError
 from headrace.memory.layout import Word
-from headrace.memory.ring import Lease, Owner, Ring, RingState, Slot
+from headrace.memory.lease import Lease
+from headrace.memory.ring import Owner, Ring, RingState, Slot
 from support.slabs import small_schema
 
 picks = st.integers(0, 1000)  # an index into whatever there is to choose from

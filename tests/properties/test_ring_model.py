@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 import pytest
 
-from headrace.memory.ring import Lease, Owner, RingState, Slot
+from headrace.memory.lease import Lease
+from headrace.memory.ring import Owner, RingState, Slot
 
 POISON = 0
 OWNERS = tuple(Owner)

@@ -147,18 +147,17 @@ def advance(model: hr.PPO, workload: Workload, updates: int) -> Part:
     part = Part()
     for _ in range(updates):
         update = model.run.update(workload.total_timesteps)
-        part.episodes += [asdict(one) for one in update.finished]
+        part.episodes += [asdict(one) for one in update.harvest.finished]
         part.losses.append({key: value for key, value in update.record.items() if key.startswith("train/")})
     return part
 
 
 def trace_of(model: hr.PPO, part: Part) -> Trace:
     """The trace of a run that has come to its end."""
-    ledger = model.parts.reader.ledger.encode()
-    assert set(ledger.pop("sequences")) == {model.run.updates}, "every shard gave one slab to every update"
+    assert set(model.parts.reader.numbering.next) == {model.run.updates}, "every shard gave one slab to every update"
     return Trace(
         **model.run.hashes(),
-        ledger=ledger,
+        ledger=model.parts.reader.ledger.encode(),
         statistics=model.parts.reader.snapshot()[0]["statistics"],
         episodes=part.episodes,
         losses=part.losses,

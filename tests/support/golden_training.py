@@ -200,7 +200,7 @@ def collect(folder: Path, env: str, policy: str | Callable[[], nn.Module], **opt
                     parameter.add_(push * parameter)
             if number != 2:  # once nothing new is published
                 one.publish(learned)
-        ledger = {name: value for name, value in one.ledger.items() if name != "sequences"}
+        ledger = one.ledger
     return {
         "batches": {name: array_digest(arrays) for name, arrays in found.items()},
         "learned": array_digest(parameter.detach().numpy() for parameter in learned.parameters()),

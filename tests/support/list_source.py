@@ -36,7 +36,7 @@ class ListSource:
         if failure is not None:
             raise failure
         self._lent = self._batches[self._next]
-        self.ledger.produce(self._lent.steps)
+        self.ledger.produced += self._lent.steps
         return self._lent
 
     def give_back(self) -> Harvest:
@@ -44,25 +44,24 @@ class ListSource:
         assert self._lent is not None, "nothing is lent"
         steps, self._lent = self._lent.steps, None
         self._next += 1
-        self.ledger.consume(steps)
+        self.ledger.consumed += steps
         self.ledger.check()
-        return Harvest(steps, {"headrace/ledger/produced": float(self.ledger.produced)})
+        record = {"headrace/ledger/produced": float(self.ledger.produced)}
+        return Harvest(steps, lambda: record)
 
     def halt(self) -> None:
         """There are no workers."""
 
     def leftovers(self) -> Harvest:
         """Nothing is rejected."""
-        return Harvest(0, {})
+        return Harvest(0, dict)
 
     def run_ahead(self) -> None:
         """Everything is there already."""
 
     def totals(self) -> Totals:
         """What it has given so far."""
-        ledger = self.ledger.encode()
-        del ledger["sequences"]
-        return Totals(0, None, ledger, 0)
+        return Totals(0, None, self.ledger.encode(), 0)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
         """Where it is in the list."""
@@ -72,7 +71,7 @@ class ListSource:
         """Go on from there."""
         self._lent, self.fails_with = None, None
         self._next = state["next"]
-        self.ledger.restore({**state["ledger"], "sequences": []})
+        self.ledger.restore(state["ledger"])
 
     def close(self) -> None:
         """Nothing to give back."""

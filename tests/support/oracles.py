@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 
 Array = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ from headrace.memory.spaces import Space
 from headrace.policies.config import PolicyConfig
 from headrace.policies.distributions import distribution_for
 from headrace.policies.networks import VectorEncoder, build_policy
-from headrace.policies.noise import NoiseSpec
+from headrace.policies.noise_spec import NoiseSpec
 from headrace.policies.policy import Evaluation
 from support.ppo_rows import mixed_batch, shaken, spaces_named
 

@@ -20,7 +20,8 @@ from headrace.memory.schema import Schema, rollout_schema
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab
 from headrace.memory.spaces import Box, Discrete, Leaves
-from headrace.policies.noise import CounterNoise, NoiseSpec
+from headrace.policies.noise import CounterNoise
+from headrace.policies.noise_spec import NoiseSpec
 
 Array = npt.NDArray[Any]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from headrace.build import open_place
-from headrace.collecting.host import Order
+from headrace.collecting.order import Order
 from headrace.collecting.place import Place, Replaced, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.collecting.topology import Topology, WorkerLimits, split
@@ -24,7 +24,8 @@ from headrace.envs.building import build_envs
 from headrace.envs.seeds import Purpose, leaf
 from headrace.envs.spec import EnvSpec
 from headrace.errors import HeadraceError
-from headrace.memory.ring import Lease, Ring, Taken
+from headrace.memory.lease import Lease, Taken
+from headrace.memory.ring import Ring
 from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment, SharedSegment
 from headrace.memory.slab import Slab

@@ -18,7 +18,7 @@ from headrace.checkpoints.snapshot import Snapshot
 from headrace.collecting.reader import Reader
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSource, EnvSpec
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 from headrace.learning.config import PpoConfig
 from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig
@@ -97,7 +97,7 @@ class Case:
         """That many updates; the episodes that ended in them."""
         finished: list[Finished] = []
         for _ in range(updates):
-            finished += run.update(self.total_timesteps).finished
+            finished += run.update(self.total_timesteps).harvest.finished
         return finished
 
     def play(self, **place: Any) -> Bits:
@@ -150,7 +150,6 @@ def bits_of(run: Run, episodes: list[Finished]) -> Bits:
     """All of it."""
     assert isinstance(run.source, Reader)
     ledger = run.source.ledger.encode()
-    del ledger["sequences"]
     buffers = tensors_sha256(dict(run.weights.module.named_buffers()))
     return Bits(**run.hashes(), buffers_sha256=buffers, ledger=ledger, episodes=episodes)
 

@@ -394,8 +394,8 @@ def test_a_collector_reports_what_a_run_would() -> None:
         next(rollouts)
     harvest = rollouts.harvest
     assert harvest is not None
-    assert harvest.finished == update.finished != ()
-    assert harvest.steps == update.new_steps == ROLLOUT
+    assert harvest.finished == update.harvest.finished != ()
+    assert harvest.steps == update.harvest.steps == ROLLOUT
     for name in ("rollout/ep_rew_mean", "rollout/ep_len_mean", "headrace/episodes", "headrace/ledger/consumed"):
         assert harvest.record[name] == update.record[name], name
     assert not [name for name in harvest.record if name.startswith("train/")], "nothing was learned"

@@ -24,7 +24,7 @@ from headrace.learning.closed_form import ClosedFormEvaluator
 from headrace.learning.fast_path import supports
 from headrace.policies.config import ACTIVATIONS, PolicyConfig
 from headrace.policies.networks import MlpPolicy, build_policy
-from headrace.policies.noise import NoiseSpec
+from headrace.policies.noise_spec import NoiseSpec
 from support.faulty_envs import Steady
 from support.torch_policy import TorchPolicy
 

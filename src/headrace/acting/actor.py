@@ -93,7 +93,7 @@ class Actor:
         for name, leaf in carry.obs.items():
             leaf[...] = slab.rows[-1].next_obs[name]
         carry.noise_counter = counter
-        self._envs.times.take(slab.step_ns)
+        slab.step_ns[:] = self._envs.step_ns
         slab.header[Word.ENV_NS : Word.IDLE_NS] = env_ns, act_ns, setup_ns + now_ns() - mark
         slab.header[Word.CPU_NS] = thread_cpu_ns() - cpu_started
 

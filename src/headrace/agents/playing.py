@@ -111,7 +111,7 @@ class Playing:
         self.ledger.restore(state["ledger"])
         in_play = self.ledger.produced - self.ledger.settled
         if in_play:
-            self.ledger.discard(in_play, BROKEN_OFF)
+            self.ledger.discarded[BROKEN_OFF] += in_play
 
     def close(self) -> None:
         """No more calls."""
@@ -145,7 +145,7 @@ class Playing:
                     logger.info("%d groups come from the group log", len(kept))
                 for number in kept:
                     numbers.returned(number)
-                    self.ledger.produce(1)
+                    self.ledger.produced += 1
                     settle(self.ledger, held[number])
                     yield held[number]
                 with closing(self._played(tickets, rounds)) as played:

@@ -29,11 +29,11 @@ BROKEN_OFF = "broken off"
 def settle(ledger: Ledger, group: Group) -> None:
     """A group that was produced has come to its reader."""
     if group.status == COMPLETED:
-        ledger.consume(1)
+        ledger.consumed += 1
     elif group.status == LATE:
-        ledger.reject(1)
+        ledger.rejected += 1
     else:
-        ledger.discard(1, group.failures[0].boundary)
+        ledger.discarded[group.failures[0].boundary] += 1
 
 
 class Numbers:
@@ -204,14 +204,14 @@ class Scheduler:
     def close(self) -> None:
         """The call is over: what started and was not handed over is discarded, and the ledger balances."""
         if self._produced:
-            self._ledger.discard(len(self._produced), BROKEN_OFF)
+            self._ledger.discarded[BROKEN_OFF] += len(self._produced)
             self._produced.clear()
         self._ledger.check()
 
     def _produce(self, number: int) -> None:
         if number not in self._produced:
             self._produced.add(number)
-            self._ledger.produce(1)
+            self._ledger.produced += 1
 
     def _has_no_room(self, version: int) -> bool:
         taken = self.accepted + len(self._running) + len(self._ready)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.clock import now_s
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 from headrace.errors import UsageError
 from headrace.telemetry.sinks import Record
 

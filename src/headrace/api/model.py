@@ -53,6 +53,7 @@ from headrace.telemetry.wandb_sink import WandbConfig, started, wandb_config
 from headrace.train import Run
 from headrace.views.terminal import TerminalView
 from headrace.weights.saving import load as load_weights
+from headrace.weights.saving import publish_changed
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class Model:
             raise UsageError("this model was closed; make or load another one")
         if self._is_torn:
             self._rewind()
-        self._parts.weights.publish_changed()  # model.policy.load_state_dict(...) before this
+        publish_changed(self._parts.weights)  # model.policy.load_state_dict(...) before this
         encoded = encode(self._parts.config) | {"session": asdict(config)}
         self._last_dir, self._sinks = run_dir, partial(started, wandb, run_dir, encoded)
         if run_dir is None:

@@ -260,7 +260,7 @@ class _Trials:
                 run.update(1 << 40)
             begun_s = now_s()
             while updates < 2 or now_s() - begun_s < window_s:
-                steps, updates = steps + run.update(1 << 40).new_steps, updates + 1
+                steps, updates = steps + run.update(1 << 40).harvest.steps, updates + 1
                 if now_s() - begun_s > 4 * window_s:
                     break
             took_s = now_s() - begun_s

@@ -1,53 +1,63 @@
-"""Where the time of the hosts went, from the slabs that they filled: by worker, and of the slowest environment.
+"""The account of a batch: what the reader measures and counts while it collects one.
 
-    slab's header and step_ns ──enter──> sums since the last record ──record──> headrace/time, actors, worker_N, envs
+    open (next) -> seconds, and what slabs say of their hosts' time -> counts, as the batch is given back -> record
 
-Does not know where hosts run, nor what is concluded from it (planning/evidence).
+Numbers as they come: nothing is summed or named here (record).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
 import numpy as np
+import numpy.typing as npt
 
+from headrace.collecting.place import Replaced
+from headrace.collecting.topology import Topology
 from headrace.memory.layout import Word
-from headrace.memory.slab import Slab
 
-_NAMES = ("env", "inference", "copy", "idle", "cpu")
-_WORDS = np.array([int(word) for word in (Word.ENV_NS, Word.INFERENCE_NS, Word.COPY_NS, Word.IDLE_NS, Word.CPU_NS)])
+Array = npt.NDArray[Any]
+
+SPENT = np.array([int(word) for word in (Word.ENV_NS, Word.INFERENCE_NS, Word.COPY_NS, Word.IDLE_NS, Word.CPU_NS)])
+"""The words of a slab's header that say where its host's time went."""
 
 
-class Accounts:
-    """Of some workers and all environments of a run."""
+@dataclass
+class Account:
+    """Of one batch, and of rollouts that were rejected before it."""
 
-    def __init__(self, workers: int, n_envs: int) -> None:
-        self._spent_ns = np.zeros((workers, len(_NAMES)))
-        self._step_ns = np.zeros(n_envs)  # lately; 0: not known
+    spent_ns: Array
+    """[workers, SPENT]"""
+    step_ns: Array
+    """[environments], of a step, lately; 0: not known."""
+    is_inline: bool
+    wait_s: float = 0.0
+    hand_over_s: float = 0.0
+    age_s: float = 0.0
+    """Of the oldest slab, when the batch was lent."""
+    version: int = 0
+    """The latest one, when the batch is given back."""
+    versions: Sequence[tuple[int, Array]] = ()
+    """Of the rows of each slab, with the number of its environments."""
+    shares: Array = field(default_factory=lambda: np.zeros(0))
+    """Steps of one environment of each shard, since the start of this process."""
+    queue_depth: int = 0
+    replaced: Replaced = field(default_factory=Replaced)
+    counted: Mapping[str, float] = field(default_factory=dict)
+    """By inference servers and notices, by their names."""
+    ledger: Mapping[str, int] = field(default_factory=dict)
+    episodes: int = 0
+    means: tuple[float, float] | None = None
+    """Return and length of recent episodes."""
 
-    def enter(self, worker: int, envs: range, slab: Slab) -> None:
-        """A slab that a worker has filled."""
-        self._spent_ns[worker] += slab.header[_WORDS]
-        if slab.step_ns[0]:
-            self._step_ns[envs.start : envs.stop] = slab.step_ns
+    @classmethod
+    def of(cls, topology: Topology) -> Self:
+        """The first one."""
+        spent_ns, step_ns = np.zeros((topology.workers, len(SPENT))), np.zeros(topology.shards[-1].stop)
+        return cls(spent_ns, step_ns, topology.topology == "inline")
 
-    def record(self, is_inline: bool) -> dict[str, float]:
-        """Seconds since the last record. Inline it is the learner's own thread that spent them."""
-        spent_s = self._spent_ns / 1e9
-        total = dict(zip(_NAMES, spent_s.sum(0).tolist(), strict=True))
-        record = {f"headrace/time/{name}": is_inline * total[name] for name in _NAMES[:3]}
-        record |= {f"headrace/actors/{name}_s": seconds for name, seconds in total.items()}
-        for worker, own in enumerate([] if is_inline else spent_s.tolist()):
-            record |= {f"headrace/worker_{worker}/{name}_s": own[i] for i, name in enumerate(_NAMES)}
-        self._spent_ns[:] = 0.0
-        return record | self._slowest()
-
-    def _slowest(self) -> dict[str, float]:
-        """Which environment takes the longest step, beside what is usual; nothing if they can't be told apart."""
-        if len(self._step_ns) < 2 or not self._step_ns.all():
-            return {}
-        in_order = np.argsort(self._step_ns)
-        slowest, usual = in_order[-1], in_order[(len(in_order) - 1) // 2]
-        return {
-            "headrace/envs/slowest": float(slowest),
-            "headrace/envs/slowest_s": float(self._step_ns[slowest]) / 1e9,
-            "headrace/envs/median_s": float(self._step_ns[usual]) / 1e9,
-        }
+    def next(self) -> Account:
+        """The next batch's, empty."""
+        return Account(np.zeros_like(self.spent_ns), self.step_ns.copy(), self.is_inline)

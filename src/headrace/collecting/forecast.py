@@ -9,18 +9,9 @@ Does not know how the prediction was made (launch/placement).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 _BUSY = ("env", "inference", "copy")
-
-
-class Counted(Protocol):
-    """An update, as far as it matters here."""
-
-    @property
-    def new_steps(self) -> int: ...
-    @property
-    def record(self) -> Mapping[str, float]: ...
 
 
 class Forecast:
@@ -30,11 +21,11 @@ class Forecast:
         self._promised, self._lanes = dict(promised), lanes
         self._batches, self._steps, self._busy_s = 0, 0, 0.0
 
-    def add(self, one: Counted) -> None:
-        """The first one is not counted: processes warm up in it."""
+    def add(self, steps: int, record: Mapping[str, float]) -> None:
+        """An update. The first one is not counted: processes warm up in it."""
         if self._promised and self._batches:
-            self._steps += one.new_steps
-            self._busy_s += sum(one.record.get(f"headrace/actors/{name}_s", 0.0) for name in _BUSY)
+            self._steps += steps
+            self._busy_s += sum(record.get(f"headrace/actors/{name}_s", 0.0) for name in _BUSY)
         self._batches += 1
 
     def encode(self) -> dict[str, Any]:

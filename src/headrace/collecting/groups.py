@@ -21,7 +21,7 @@ from headrace.agents.metrics import summary
 from headrace.agents.records import COMPLETED, TRUNCATED, Episode, Group
 from headrace.agents.rollouts import AgentRollouts
 from headrace.collecting.source import Harvest, Totals
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 from headrace.errors import HeadraceError, UsageError
 
 Array = npt.NDArray[Any]
@@ -81,11 +81,12 @@ class GroupSource:
         self._returns.extend(one.reward for one in episodes)
         steps = sum(len(one.turns) for one in episodes)
         self._settled = self._rollouts.state()
-        return Harvest(steps, summary(groups), tuple(_finished(one) for one in episodes))
+        record = summary(groups)  # now: who keeps a harvest should not keep its groups
+        return Harvest(steps, lambda: record, tuple(_finished(one) for one in episodes))
 
     def leftovers(self) -> Harvest:
         """Groups are reported by their own log."""
-        return Harvest(0, {})
+        return Harvest(0, dict)
 
     def run_ahead(self) -> None:
         """New weights may have been published: more groups may start."""

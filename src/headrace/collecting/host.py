@@ -9,46 +9,22 @@ in the slab's header. Does not know where the policy runs (inference/local, clie
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Self
 
 from headrace.acting.actor import Actor
 from headrace.acting.stacked import Act
 from headrace.clock import now_ns
+from headrace.collecting.order import Order
 from headrace.collecting.plan import HostPlan, build_actor
 from headrace.episodes.standing import Standing
 from headrace.errors import HeadraceError
 from headrace.memory.crash_note import CrashNote
 from headrace.memory.layout import Word, slab_bytes
-from headrace.memory.ring import Lease
+from headrace.memory.lease import Lease
 from headrace.memory.slab import Slab
 
-_ORDER = struct.Struct("=6q")
 Acting = Callable[[Lease, int, tuple[int, ...] | None], Act]  # version of the order; recorded ones, per row
-
-
-@dataclass(frozen=True)
-class Order:
-    """A lease on its way to a host: which slab to fill, and with which weights to begin."""
-
-    lease: Lease
-    version: int
-    offset: int  # of the slab in the ring's segment
-    versions: tuple[int, ...] | None = None  # per row, to replay a recorded schedule (inline only)
-
-    def encode(self) -> bytes:
-        """As a record of fixed size."""
-        lease = self.lease
-        return _ORDER.pack(lease.slot, lease.shard, lease.sequence, lease.fence, self.version, self.offset)
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """The inverse."""
-        slot, shard, sequence, fence, version, offset = _ORDER.unpack(data)
-        return cls(Lease(slot, shard, sequence, fence), version, offset)
 
 
 class Host:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from headrace.collecting.host import Host, Order
+from headrace.collecting.host import Host
+from headrace.collecting.order import Order
 from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.errors import HeadraceError
@@ -23,7 +24,7 @@ from headrace.weights.store import WeightStore
 class Inline:
     """All shards of a run, filled by the caller."""
 
-    restarts, replaced = 0, Replaced()
+    replaced = Replaced()
 
     def __init__(self, plan: HostPlan, slabs: memoryview, store: WeightStore) -> None:
         self._plan, self._slabs, self._store = plan, slabs, store

@@ -56,8 +56,8 @@ class Notices:
             if count:
                 self._counts[f"headrace/{name}"] = self._counts.get(f"headrace/{name}", 0.0) + count
         if steps:
-            ledger.produce(steps)
-            ledger.discard(steps, _REASON)
+            ledger.produced += steps
+            ledger.discarded[_REASON] += steps
         if clamped:
             self._warn_once("clamped", f"{culprit.named(*place)}: a NaN or an infinity was clamped")
         if episodes:

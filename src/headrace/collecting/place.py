@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.collecting.host import Order
+from headrace.collecting.order import Order
 from headrace.episodes.standing import Standing
 
 StartOf = Callable[[int], Standing | None]
@@ -35,10 +35,6 @@ class Replaced:
 
 class Place(Protocol):
     """All hosts of a run."""
-
-    @property
-    def restarts(self) -> int:
-        """Hosts that were lost and replaced."""
 
     replaced: Replaced
 

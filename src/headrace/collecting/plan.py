@@ -27,7 +27,8 @@ from headrace.inference.device_names import Device
 from headrace.memory.crash_note import CrashNote
 from headrace.memory.schema import STATE, Schema, state_leaf
 from headrace.memory.spaces import ObservationSpace, Space
-from headrace.policies.noise import CounterNoise, NoiseSpec
+from headrace.policies.noise import CounterNoise
+from headrace.policies.noise_spec import NoiseSpec
 
 if TYPE_CHECKING:
     from headrace.policies.policy import Module  # a worker without a policy imports no torch

@@ -10,7 +10,8 @@ a worker that reports anything but DONE (workers).
 from __future__ import annotations
 
 from headrace.clock import now_s
-from headrace.collecting.host import Order
+from headrace.collecting.launching import launch
+from headrace.collecting.order import Order
 from headrace.collecting.place import Say, StartOf
 from headrace.collecting.watch import look_after
 from headrace.collecting.worker import DONE
@@ -23,7 +24,6 @@ from headrace.runtime.supervisor_state import Done
 
 _PATIENCE_S = 0.05  # for something to happen
 _LOOK_S = 0.2  # between looks at what the workers are at
-_SAY_S = 1.0  # between two lines about workers that are not ready yet
 _END_S = 1.0  # for a worker to finish its slab and close its environments
 
 
@@ -36,33 +36,16 @@ class Processes:
         self._looked_s = 0.0
 
     @property
-    def restarts(self) -> int:
-        """Workers that were lost and replaced."""
-        return self.replaced.restarts
-
-    @property
     def pids(self) -> list[int]:
         """The living workers' process ids."""
         return [child.pid for _, child in sorted(self._workers.children.items())]
 
     def launch(self, start_of: StartOf, say: Say) -> None:
         """Start every worker, all at the same time, and wait until the last is ready."""
-        workers = self._workers
-        workers.require_open()
-        workers.start_of, workers.say = start_of, say
-        begun = said = now_s()
+        self._workers.require_open()
+        self._workers.start_of, self._workers.say = start_of, say
         try:
-            if self._servers is not None:
-                self._servers.say = say
-                self._servers.launch()
-            workers.start_all()
-            while (missing := workers.num_starting) or (self._servers is not None and self._servers.num_starting):
-                self._listen(_PATIENCE_S)
-                workers.replace()
-                if missing and now_s() - said >= _SAY_S:
-                    said = now_s()
-                    say(f"{workers.count - missing} of {workers.count} workers are ready after {said - begun:.1f} s")
-            say(f"{workers.count} of {workers.count} workers are ready after {now_s() - begun:.1f} s")
+            launch(self._workers, self._servers, self._listen)
         except BaseException:
             self._end(0.0)  # nothing was done yet, and the error should not have to wait
             raise

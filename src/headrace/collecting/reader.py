@@ -14,28 +14,34 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.clock import now_ns, now_s
-from headrace.collecting.accounts import Accounts
-from headrace.collecting.host import Order
+from headrace.collecting.accounts import SPENT, Account
 from headrace.collecting.notices import Notices
+from headrace.collecting.order import Order
 from headrace.collecting.place import Place, Say
+from headrace.collecting.record import record_of
 from headrace.collecting.schedule import Schedule, SlabUse, slab_use
 from headrace.collecting.source import Harvest, Totals
 from headrace.collecting.topology import Topology
 from headrace.episodes import standing as standings
 from headrace.episodes.entry import Entry, entry_of
-from headrace.episodes.journal import Entered, Finished, Journal, in_order
+from headrace.episodes.finished import Finished
+from headrace.episodes.journal import Entered, Journal, in_order
 from headrace.errors import HeadraceError
 from headrace.learning.assembly import assemble
 from headrace.learning.batch import Batch
 from headrace.memory.layout import Word
+from headrace.memory.lease import Taken
 from headrace.memory.ledger import Ledger
-from headrace.memory.ring import Ring, Taken
+from headrace.memory.numbering import Numbering
+from headrace.memory.ring import Ring
 from headrace.weights.store import WeightStore
 
 Array = npt.NDArray[Any]
@@ -56,13 +62,12 @@ class Reader:
     ) -> None:
         self._open, self._topology, self._store = open_place, topology, store
         self._admits_late, self._schedule = admits_late, schedule
-        self.journal, self.ledger = journal, Ledger(len(topology.shards))
+        self.journal, self.ledger, self.numbering = journal, Ledger(), Numbering(len(topology.shards))
         self._waiting: list[deque[Taken]] = [deque() for _ in range(len(topology.shards) if topology.is_even else 1)]
         self._in_hand: list[Taken] = []  # of the batch that is being collected
         self._lent: list[Taken] = []
         self._looked = 0  # at slabs for this batch
         self._uses: list[SlabUse] = []  # those, if data may be late: an asynchronous run's schedule
-        self._age_s = 0.0  # of the oldest slab of the batch, when it was lent
         self._rejected: list[Finished] = []  # episodes that ended in slabs that were passed over
         self._ended: list[Finished] = []  # in the batch that is lent
         self._entries: list[Entry] = []  # of the journal on disk, since the last batch was given back
@@ -70,8 +75,7 @@ class Reader:
         self._batches = 0  # lent and given back
         self._consumed = np.zeros(len(topology.shards))  # steps of each shard, since the start of this process
         self._failure: HeadraceError | None = None  # of what ran ahead
-        self._accounts = Accounts(topology.workers, topology.shards[-1].stop)
-        self._wait_s = self._hand_over_s = 0.0
+        self._account = Account.of(topology)
         self.notices = Notices(journal, lambda text: self.say(text))
         self._is_launched = self.is_interruptible = False
         self.before_wait: Callable[[], None] = lambda: None
@@ -86,14 +90,14 @@ class Reader:
         if self._lent:
             raise HeadraceError("collect: the last batch was not given back")
         self._launch()
-        began, waited_s = now_s(), self._wait_s
+        began, waited_s, account = now_s(), self._account.wait_s, self._account
         self._gather()
         taken, self._in_hand, self._looked = self._in_hand, [], 0
         self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
         self._ended = in_order([self._enter(one) for one in self._lent])  # not if it was broken off
-        self._age_s = (now_ns() - min(one.slab.word(Word.STARTED_NS) for one in self._lent)) / 1e9
+        account.age_s = (now_ns() - min(one.slab.word(Word.STARTED_NS) for one in self._lent)) / 1e9
         batch = assemble([one.slab for one in self._lent])
-        self._hand_over_s += now_s() - began - (self._wait_s - waited_s)
+        account.hand_over_s += now_s() - began - (account.wait_s - waited_s)
         return batch
 
     def _gather(self) -> None:
@@ -117,14 +121,15 @@ class Reader:
         steps = [int(one.slab.valid.sum()) for one in self._lent]
         by_worker = [0] * self._topology.workers
         for one, count in zip(self._lent, steps, strict=True):
-            self.ledger.consume(count)
+            self.ledger.consumed += count
             self._consumed[one.lease.shard] += count
             by_worker[self.place.worker_of(one.lease.shard)] += count
         self.journal.count(self._ended)
         late, uses, self._uses = self.leftovers(), tuple(self._uses), []
         ended, self._ended = self._ended, []
+        record, finished = partial(record_of, self._closed()), (*late.finished, *ended)
         workers = () if self._topology.topology == "inline" else tuple(by_worker)
-        harvest = Harvest(sum(steps), self._record(), (*late.finished, *ended), uses, workers, late.entries)
+        harvest = Harvest(sum(steps), record, finished, uses, workers, late.entries)
         for one in self._lent:  # the batch may be the slab's own memory, but nothing fills it before the next lease
             self.ring.state.release(one.lease)
         self._batches += bool(self._lent)
@@ -135,7 +140,7 @@ class Reader:
     def leftovers(self) -> Harvest:
         """Episodes of rejected slabs, which are in the books already; told once, here or with the next batch."""
         finished, entries, self._rejected, self._entries = tuple(self._rejected), tuple(self._entries), [], []
-        return Harvest(0, {}, finished, entries=entries)
+        return Harvest(0, dict, finished, entries=entries)
 
     def run_ahead(self) -> None:
         """Hand out what the pace allows now; the batch that was learned from is whole, whatever happens here."""
@@ -144,14 +149,13 @@ class Reader:
             self._hand_out()
         except HeadraceError as error:
             self._failure = error.with_traceback(None)  # which would hold on to the batch
-        self._hand_over_s += now_s() - began
+        self._account.hand_over_s += now_s() - began
 
     def totals(self) -> Totals:
         """What it has given so far."""
-        means, ledger = self.journal.means(), self.ledger.encode()
-        del ledger["sequences"]
-        mean, env_failures = means[0] if means else None, self.place.replaced.env_failures
-        return Totals(self.journal.finished, mean, ledger, self.place.restarts, env_failures)
+        means, replaced = self.journal.means(), self.place.replaced
+        mean, ledger = means[0] if means else None, self.ledger.encode()
+        return Totals(self.journal.finished, mean, ledger, replaced.restarts, replaced.env_failures)
 
     def reopen(self, topology: Topology) -> None:
         """Fresh memory and fresh hosts, which go on from the journal; what waited for a batch is collected again."""
@@ -161,13 +165,14 @@ class Reader:
             logging.getLogger(__name__).warning("%s", error)
         self._failure, self._is_launched, self._topology = None, False, topology
         self.ring, self.place = self._open(topology)
-        self._accounts = Accounts(topology.workers, topology.shards[-1].stop)
-        self.ring.state.resume(self.ledger.sequences, self._batches)
+        self._account = Account.of(topology)
+        self.ring.state.resume(self.numbering.next, self._batches)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Ledger and journal, copied."""
         state, arrays = standings.snapshot(self.journal)
-        return state | {"ledger": self.ledger.encode(), "batches": self._batches}, arrays
+        ledger = self.ledger.encode() | {"sequences": list(self.numbering.next)}
+        return state | {"ledger": ledger, "batches": self._batches}, arrays
 
     def restore(self, state: dict[str, Any], arrays: dict[str, Array]) -> None:
         """Go on from a snapshot, wherever hosts run now; what happened since is forgotten."""
@@ -175,9 +180,10 @@ class Reader:
         if self._is_launched:
             self.reopen(self._topology)
         self.ledger.restore(state["ledger"])
+        self.numbering.restore(state["ledger"]["sequences"])
         standings.restore(self.journal, state, arrays)
         self._batches = state["batches"]
-        self.ring.state.resume(self.ledger.sequences, self._batches)
+        self.ring.state.resume(self.numbering.next, self._batches)
 
     def halt(self) -> None:
         """End worker processes now; memory and journal stay. Hosts of this process end with `close`."""
@@ -225,7 +231,7 @@ class Reader:
             self.place.wait()
         finally:
             self.is_interruptible = False
-            self._wait_s += now_s() - began
+            self._account.wait_s += now_s() - began
 
     def _take(self) -> None:
         for one in self.ring.take():
@@ -248,50 +254,36 @@ class Reader:
 
     def _enter(self, one: Taken) -> Entered:
         envs = self._topology.shards[one.lease.shard]
-        self.ledger.enter(one.lease.shard, one.lease.sequence, int(one.slab.valid.sum()))
+        self.numbering.enter(one.lease.shard, one.lease.sequence)
+        self.ledger.produced += int(one.slab.valid.sum())
         entered = self.journal.enter(envs, one.slab)
         self.notices.take(envs, one.slab, entered.checksums, self.ledger)
+        worker = self.place.worker_of(one.lease.shard)
         if self.is_recording:
-            worker = self.place.worker_of(one.lease.shard)
             self._entries.append(entry_of(self.journal, envs, worker, one.slab, entered.checksums))
-        self._accounts.enter(self.place.worker_of(one.lease.shard), envs, one.slab)
+        self._account.spent_ns[worker] += one.slab.header[SPENT]
+        self._account.step_ns[envs.start : envs.stop] = one.slab.step_ns
         return entered
 
     def _reject(self, one: Taken) -> None:
         """Passed over; its episodes still happened, and are reported with the next batch's."""
         ended = in_order([self._enter(one)])
-        self.ledger.reject(int(one.slab.valid.sum()))
+        self.ledger.rejected += int(one.slab.valid.sum())
         self.journal.count(ended)
         self._rejected += ended
         self.ring.state.reject(one.lease)
 
-    def _record(self) -> dict[str, float]:
-        """What is logged of a batch's collection."""
-        slabs, version = [one.slab for one in self._lent], self._store.version
-        is_inline = self._topology.topology == "inline"
-        sizes = [slab.schema.n_envs for slab in slabs]
-        shares = self._consumed / [len(shard) for shard in self._topology.shards]
-        means = self.journal.means()
-        record = {
-            "headrace/time/wait": 0.0 if is_inline else self._wait_s,
-            "headrace/time/hand_over": self._hand_over_s,
-            "headrace/lag": float(version - min(slab.version.min() for slab in slabs)),
-            "headrace/lag_mean": float(version - np.average([slab.version.mean() for slab in slabs], weights=sizes)),
-            "headrace/rollout_age_s": self._age_s,
-            "headrace/queue_depth": float(sum(len(queue) for queue in self._waiting)),
-            "headrace/restarts": float(self.place.restarts),
-            "headrace/recycled": float(self.place.replaced.recycled),
-            "headrace/env_failures": float(self.place.replaced.env_failures),
-            "headrace/server_restarts": float(self.place.replaced.servers),
-            **self._accounts.record(is_inline),
-            **self.place.served(),
-            "headrace/least_share": float(shares.min() / max(shares.mean(), 1e-9)),
-            "headrace/episodes": float(self.journal.finished),
-        }
-        self._wait_s = self._hand_over_s = 0.0
-        record |= {f"headrace/ledger/{name}": float(count) for name, count in self.ledger.counts().items()}
-        record |= self.notices.counted()
-        return record | ({"rollout/ep_rew_mean": means[0], "rollout/ep_len_mean": means[1]} if means else {})
+    def _closed(self) -> Account:
+        """The account of the batch that is lent; that of the next one is open."""
+        account, place = self._account, self.place
+        account.version = self._store.version
+        account.versions = [(one.slab.schema.n_envs, one.slab.version.copy()) for one in self._lent]
+        account.shares = self._consumed / [len(shard) for shard in self._topology.shards]
+        account.queue_depth, account.replaced = sum(map(len, self._waiting)), replace(place.replaced)
+        account.counted, account.ledger = place.served() | self.notices.counted(), self.ledger.counts()
+        account.episodes, account.means = self.journal.finished, self.journal.means()
+        self._account = account.next()
+        return account
 
     def _forget_slabs(self) -> None:
         """Slabs that nothing will be learned from: views of memory that is about to go."""

@@ -22,7 +22,8 @@ import numpy.typing as npt
 from headrace.collecting.schedule_form import require_lines
 from headrace.errors import UsageError
 from headrace.files import parse_object, read_named
-from headrace.memory.ring import Lease, Ring
+from headrace.memory.lease import Lease
+from headrace.memory.ring import Ring
 
 MAX_SCHEDULE_BYTES = 1 << 30
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from headrace.collecting.schedule import SlabUse
 from headrace.episodes.entry import Entry
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 
 Array = npt.NDArray[Any]
 
@@ -27,7 +28,7 @@ class Harvest:
 
     steps: int
     """Real transitions in it."""
-    record: dict[str, float]
+    make_record: Callable[[], dict[str, float]]
     finished: tuple[Finished, ...] = ()
     """The episodes that ended in it, by row, then environment."""
     uses: tuple[SlabUse, ...] = ()
@@ -35,6 +36,11 @@ class Harvest:
     steps_by_worker: tuple[int, ...] = ()
     entries: tuple[Entry, ...] = ()
     """What its rollouts add to the journal on disk, if there is one."""
+
+    @cached_property
+    def record(self) -> dict[str, float]:
+        """What is logged of it, by name; made when it is first read."""
+        return self.make_record()
 
 
 @dataclass(frozen=True)

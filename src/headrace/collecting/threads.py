@@ -14,7 +14,8 @@ from functools import partial
 from queue import SimpleQueue
 
 from headrace.clock import now_s
-from headrace.collecting.host import Host, Order
+from headrace.collecting.host import Host
+from headrace.collecting.order import Order
 from headrace.collecting.place import Replaced, Say, StartOf
 from headrace.collecting.plan import HostPlan
 from headrace.episodes.standing import Standing
@@ -31,7 +32,7 @@ _END_S = 5.0  # for a thread to finish its slab and close its environments; one 
 class Threads:
     """All shards of a run, in `workers` threads; shard s is filled by thread s mod workers."""
 
-    restarts, replaced = 0, Replaced()
+    replaced = Replaced()
 
     def __init__(self, plan: HostPlan, slabs: memoryview, store: WeightStore, workers: int) -> None:
         self._plan, self._slabs, self._store, self._workers = plan, slabs, store, workers

@@ -18,7 +18,7 @@ from typing import Protocol
 from greenlet import getcurrent, greenlet
 
 from headrace.clock import now_ns
-from headrace.collecting.host import Order
+from headrace.collecting.order import Order
 
 _AT_ONCE = 2
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from headrace.collecting.host import Acting, Host, Order
+from headrace.collecting.host import Acting, Host
+from headrace.collecting.order import Order
 from headrace.collecting.plan import HostPlan
 from headrace.collecting.turns import serve_in_turns
 from headrace.episodes.standing import Standing

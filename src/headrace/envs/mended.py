@@ -61,7 +61,7 @@ class Mended:
 
     def __init__(self, envs: VectorEnv, is_dropping: bool) -> None:
         self._envs, self._is_dropping = envs, is_dropping
-        self.num_envs, self.skips_rows, self.times = envs.num_envs, envs.skips_rows, envs.times
+        self.num_envs, self.skips_rows, self.step_ns = envs.num_envs, envs.skips_rows, envs.step_ns
         self.observation_space, self.action_space = envs.observation_space, envs.action_space
         self._clamp_to = Clamp(envs.observation_space)
         self._is_doomed = np.zeros(envs.num_envs, np.bool_)  # its first observation was bad

@@ -19,13 +19,13 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from headrace.clock import now_ns
 from headrace.envs.actions import sender
 from headrace.envs.clamping import Clamp
 from headrace.envs.opening import close_all, open_all
 from headrace.envs.raising import failure
 from headrace.envs.replaying import bring_back, require_seed
 from headrace.envs.returns import PLAIN, WHOLE, Returns
-from headrace.envs.step_times import EVERY_ROWS, StepTimes
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
 from headrace.errors import HeadraceError
 from headrace.memory.crash_note import DOING, NOTHING, POSITION, REPLAY, RESET, STEP, CrashNote
@@ -35,6 +35,8 @@ from headrace.memory.spaces import Leaves
 Array = npt.NDArray[Any]
 EpisodeSeed = Callable[[int, int], int]  # (env index, episode number) -> reset seed
 _NO: Any = np.False_  # numpy has one of it, as Python has one False
+_TIMED_ROWS = 61  # in one of so many, steps are timed; a prime number: not the same row of every rollout
+_FEW = 8  # timed steps that the mean is of
 
 
 class SerialEnvs:
@@ -58,7 +60,8 @@ class SerialEnvs:
         self._returns = Returns(self.observation_space)
         self._as_sent = sender(self.action_space)
         self._steps = [env.step for env in self._envs]
-        self.times, self._rows = StepTimes(self._steps), 0
+        self.step_ns, self._rows = np.zeros(self.num_envs), 0
+        self._timed_steps = [_timed(step, position, self.step_ns) for position, step in enumerate(self._steps)]
         size = self._returns.usual.flat_size
         self._spans = [slice(size * position, size * (position + 1)) for position in range(self.num_envs)]
         self._is_flat = size > 0  # as long as environments return arrays of their space's own dtype
@@ -103,7 +106,7 @@ class SerialEnvs:
         note = self._note
         note[DOING], position = STEP, 0
         actions, self._rows = self._as_sent(row.action), self._rows + 1
-        steps = self._steps if self._rows % EVERY_ROWS else self.times.timed_row()
+        steps = self._steps if self._rows % _TIMED_ROWS else self._timed_steps
         try:
             for position, step, action, span in zip(range(self.num_envs), steps, actions, self._spans, strict=True):
                 note[POSITION] = position
@@ -173,3 +176,16 @@ class SerialEnvs:
             raise EnvFailure(position, f"reset(seed={seed}) returned an array, expected 2 (observation, info)")
         self._note[DOING] = before
         return obs
+
+
+def _timed(step: Callable[[Any], Any], position: int, step_ns: Array) -> Callable[[Any], Any]:
+    """The same step, which adds its time to a mean over the last few: enough to find one slow environment of many."""
+
+    def timed(action: Any) -> Any:
+        began = now_ns()
+        returned = step(action)
+        mean_ns = step_ns[position]
+        step_ns[position] += (now_ns() - began - mean_ns) / (_FEW if mean_ns else 1)
+        return returned
+
+    return timed

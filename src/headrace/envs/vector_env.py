@@ -22,7 +22,6 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from headrace.envs.clamping import Clamp
-from headrace.envs.step_times import StepTimes
 from headrace.memory.layout import Row
 from headrace.memory.spaces import Leaves, ObservationSpace, Space
 
@@ -70,7 +69,8 @@ class VectorEnv(Protocol):
     observation_space: ObservationSpace
     action_space: Space
     skips_rows: bool
-    times: StepTimes
+    step_ns: Array
+    """[B], how long a step of each environment takes, lately; 0: not known."""
 
     def begin(self, first: Leaves) -> None:
         """Start every environment's first episode and write the observations."""

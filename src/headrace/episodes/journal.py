@@ -17,29 +17,18 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.episodes.finished import Finished
 from headrace.memory.checksum import begin, extend_by_slab
 from headrace.memory.schema import DROPPED_END, state_leaf
 from headrace.memory.slab import Slab
 from headrace.memory.spaces import ObservationSpace, Space, empty_leaves
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """One finished episode."""
-
-    env_index: int
-    episode: int
-    total_reward: float
-    length: int
-    terminated: bool
 
 
 class Entered(NamedTuple):

@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 from headrace.inference.asking import FAILED, NOT_YET, WAKE, ask, begin, bits, take
 from headrace.inference.slots import ACTOR_SLEEPS, ERROR_BYTES, LATEST, REPLY, Slot, Slots, SlotsPlan
 from headrace.memory.atomics import load_acquire
-from headrace.memory.ring import Lease
+from headrace.memory.lease import Lease
 from headrace.memory.schema import STATE
 from headrace.memory.segment import SharedSegment
 from headrace.memory.spaces import Leaves

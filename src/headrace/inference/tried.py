@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from headrace.memory.spaces import Leaves, Space, as_seen, shape_of, size_of
-from headrace.policies.noise import CounterNoise, NoiseSpec
+from headrace.policies.noise import CounterNoise
+from headrace.policies.noise_spec import NoiseSpec
 
 Array = npt.NDArray[Any]
 

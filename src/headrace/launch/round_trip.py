@@ -24,7 +24,7 @@ from headrace.inference.server import Server, ServerPlan
 from headrace.inference.slots import ACTOR_SLEEPS, REPLY, Slot, Slots, SlotsPlan, slots_bytes
 from headrace.launch.placement import Time
 from headrace.memory.atomics import load_acquire
-from headrace.memory.ring import Lease
+from headrace.memory.lease import Lease
 from headrace.memory.segment import HeapSegment
 from headrace.memory.waiting import SLICE_S, Spin, say
 from headrace.policies.config import PolicyConfig

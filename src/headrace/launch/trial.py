@@ -43,7 +43,7 @@ from headrace.memory.slab import Slab
 from headrace.memory.spaces import Leaves, ObservationSpace, Space, leaves_of, made_up, shape_of
 from headrace.plain_text import message_of
 from headrace.policies.networks import as_policy
-from headrace.policies.noise import NoiseSpec
+from headrace.policies.noise_spec import NoiseSpec
 from headrace.policies.policy import Module, state_size_of
 from headrace.policies.threads import torch_threads
 from headrace.policies.tiles import default_tile

@@ -19,16 +19,14 @@ from headrace.errors import NumericsError
 from headrace.learning.algorithm import require_moments
 
 Array = npt.NDArray[Any]
+BETA_1, BETA_2, EPS = 0.9, 0.999, 1e-5  # PPO's eps, as SB3 and CleanRL have it
 
 
 class Adam:
     """Owns the moments of a vector; reads its gradient from the tensor it was given."""
 
-    def __init__(
-        self, vector: Tensor, gradient: Tensor, eps: float = 1e-5, beta_1: float = 0.9, beta_2: float = 0.999
-    ) -> None:
+    def __init__(self, vector: Tensor, gradient: Tensor) -> None:
         self._vector, self._gradient = vector.detach().numpy(), gradient.numpy()
-        self._eps, self._beta_1, self._beta_2 = eps, beta_1, beta_2
         self._mean, self._square = torch.zeros_like(vector), torch.zeros_like(vector)
         self._moments = self._mean.numpy(), self._square.numpy()
         self._steps = 0
@@ -36,10 +34,9 @@ class Adam:
     def step(self, learning_rate: float, scale: float = 1.0) -> None:
         """One step against the gradient times `scale`."""
         self._steps += 1
-        correction_1, correction_2 = 1 - self._beta_1**self._steps, 1 - self._beta_2**self._steps
+        correction_1, correction_2 = 1 - BETA_1**self._steps, 1 - BETA_2**self._steps
         root = math.sqrt(correction_2)  # sqrt(v / c) + eps = (sqrt(v) + eps * sqrt(c)) / sqrt(c): one operation less
-        step, eps = learning_rate * root / correction_1, self._eps * root
-        numbers = (scale, self._beta_1, self._beta_2, step, eps)
+        numbers = (scale, BETA_1, BETA_2, learning_rate * root / correction_1, EPS * root)
         _step(self._vector, self._gradient, *self._moments, *(np.float32(number) for number in numbers))
 
     def clipped_step(self, learning_rate: float, max_grad_norm: float) -> float:

@@ -6,12 +6,14 @@ First the actor, there and back, then the critic, in the same memory: what they 
 minibatches spend more time in autograd's bookkeeping than in arithmetic, and a loss of a few dozen operations on n
 numbers more on calls than on numbers. `ClosedFormEvaluator` is the same forward pass for completion, so an update's
 first ratio is 1 to the last bits.
-Takes MlpPolicy with Categorical or DiagonalGaussian actions. Does not know who chooses it (fast_path).
+Takes MlpPolicy. The loss on its head is a function that comes in: of choices here, of numbers in `gaussian_form`.
+Does not know who chooses it (fast_path).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,23 +23,23 @@ from torch import Tensor
 
 from headrace.compiler import compiled
 from headrace.learning.ppo_loss import Coefficients, Minibatch, Rows, Terms
-from headrace.policies.distributions import HALF_LOG_2PI
-from headrace.policies.networks import MlpPolicy
+from headrace.policies.networks import MlpPolicy, with_log_std
 from headrace.policies.plain_mlp import Tower, towers
 from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
 
 Array = npt.NDArray[Any]
-_Bound = tuple[Tower, Tower, tuple[Array, Array] | None]  # actor, critic, log_std and its gradient
+HeadLoss = Callable[..., None]
+"""(head, actions, *numbers of `categorical`): the actor's head becomes dL/dhead, in place; sums are added to terms."""
 
 
 class ClosedFormGradients:
     """Writes the same gradient as autograd would, up to rounding."""
 
-    def __init__(self, flat: FlatParameters) -> None:
+    def __init__(self, flat: FlatParameters, loss_of: Callable[[MlpPolicy, Mapping[str, Tensor]], HeadLoss]) -> None:
         assert isinstance(flat.module, MlpPolicy)
-        self._flat, self._encode, self._module = flat, flat.module.encode, flat.module
-        self._bound: dict[int, _Bound] = {}  # by the buffer that the gradient goes to
+        self._flat, self._encode, self._module, self._loss_of = flat, flat.module.encode, flat.module, loss_of
+        self._bound: dict[int, tuple[Tower, Tower, HeadLoss]] = {}  # by the buffer that the gradient goes to
 
     def minibatch(self, rows: Rows, index: Tensor, coefficients: Coefficients) -> Minibatch:
         """The minibatch's advantages."""
@@ -47,7 +49,7 @@ class ClosedFormGradients:
 
     @torch.no_grad()
     def __call__(self, minibatch: Minibatch, start: int, stop: int, out: Tensor) -> Terms:
-        actor, critic, spread = self._bound.get(out.data_ptr()) or self._bind(out)
+        actor, critic, head_loss = self._bound.get(out.data_ptr()) or self._bind(out)
         rows, c, n = minibatch.rows, minibatch.coefficients, len(minibatch.picked)
         index = minibatch.picked[start:stop]
         x = self._encode(rows.obs.index_select(0, index))
@@ -55,11 +57,7 @@ class ClosedFormGradients:
 
         head, terms = actor.forward(x), np.zeros(6)
         numbers = (picked, n, rows.log_prob.numpy(), advantage, c.clip_range, c.ent_coef, terms)
-        if spread is None:
-            _categorical(head, rows.action.numpy(), *numbers)
-        else:
-            log_std, d_log_std = spread
-            _gaussian(head, rows.action.reshape(len(rows.action), -1).numpy(), log_std, d_log_std, *numbers)
+        head_loss(head, rows.action, *numbers)
         actor.backward(head)
 
         head = critic.forward(x)
@@ -71,10 +69,10 @@ class ClosedFormGradients:
         loss = policy_loss + c.ent_coef * entropy_loss + c.vf_coef * value_loss
         return Terms(loss, policy_loss, value_loss, entropy_loss, *measures)
 
-    def _bind(self, out: Tensor) -> _Bound:
-        gradients, log_std = self._flat.views(out), self._module.log_std
-        spread = None if log_std is None else (log_std.detach().numpy(), gradients["log_std"].numpy())
-        bound = self._bound[out.data_ptr()] = *towers(self._module, gradients), spread
+    def _bind(self, out: Tensor) -> tuple[Tower, Tower, HeadLoss]:
+        gradients = self._flat.views(out)
+        head_loss = self._loss_of(self._module, gradients)
+        bound = self._bound[out.data_ptr()] = *towers(self._module, gradients), head_loss
         return bound
 
 
@@ -88,9 +86,7 @@ class ClosedFormEvaluator:
     def evaluate(self, obs: Tensor, actions: Tensor) -> Evaluation:
         """As the policy's own."""
         x = self._encode(obs)
-        params = _aligned(self._actor.forward(x))
-        if self._log_std is not None:
-            params = torch.cat([params, self._log_std.expand_as(params)], -1)
+        params = with_log_std(_aligned(self._actor.forward(x)), self._log_std)
         log_prob, entropy = self._distribution.evaluate(params, actions)
         return Evaluation(log_prob, entropy, _aligned(self._critic.forward(x)).squeeze(-1))
 
@@ -125,7 +121,7 @@ def _picked(advantage: Array, weight: Array, index: Array, normalize: bool) -> A
 
 
 @compiled
-def _surrogate(log_prob: float, old: float, advantage: float, clip_range: float, terms: Array) -> float:
+def surrogate(log_prob: float, old: float, advantage: float, clip_range: float, terms: Array) -> float:
     """One row's clipped gain into the sums of `terms`; returns dgain/dlog_prob: 0 where clipped, NaN where NaN."""
     log_ratio = log_prob - old
     ratio = np.exp(log_ratio)
@@ -138,6 +134,11 @@ def _surrogate(log_prob: float, old: float, advantage: float, clip_range: float,
     terms[4] += abs(change) > clip_range
     terms[5] = max(terms[5], abs(change))
     return 0.0 if gain > clipped else gain
+
+
+def categorical(module: MlpPolicy, gradients: Mapping[str, Tensor]) -> HeadLoss:
+    """Logits of one choice."""
+    return lambda head, action, *numbers: _categorical(head, action.numpy(), *numbers)
 
 
 @compiled
@@ -162,37 +163,12 @@ def _categorical(
             log_p[i] = head[r, i] - largest - log_total
             entropy -= p[i] * log_p[i]
         chosen = action[index[r]]
-        gain = _surrogate(log_p[chosen], old_log_prob[index[r]], advantage[r], clip_range, terms)
+        gain = surrogate(log_p[chosen], old_log_prob[index[r]], advantage[r], clip_range, terms)
         terms[1] -= entropy
         for i in range(choices):
             onehot = 1.0 if i == chosen else 0.0
             head[r, i] = (gain * (p[i] - onehot) + ent_coef * p[i] * (log_p[i] + entropy)) / n
     terms[:5] /= n
-
-
-@compiled
-def _gaussian(
-    head: Array, action: Array, log_std: Array, d_log_std: Array, index: Array, n: int, old_log_prob: Array,
-    advantage: Array, clip_range: float, ent_coef: float, terms: Array,
-) -> None:  # fmt: skip
-    """Means become dL/dmeans, in place, and d_log_std is written: d log p(a) = (a - mean) / std² by the mean and
-    ((a - mean) / std)² - 1 by log_std; the entropy is in log_std."""
-    rows, size = head.shape
-    scaled, inverse_std = np.empty(size), np.exp(-log_std.astype(np.float64))
-    sums, constant = np.zeros(size), (log_std.astype(np.float64) + HALF_LOG_2PI).sum()
-    for r in range(rows):
-        squares = 0.0
-        for i in range(size):
-            scaled[i] = (action[index[r], i] - head[r, i]) * inverse_std[i]
-            squares += scaled[i] * scaled[i]
-        gain = _surrogate(-0.5 * squares - constant, old_log_prob[index[r]], advantage[r], clip_range, terms)
-        for i in range(size):
-            head[r, i] = -gain * scaled[i] * inverse_std[i] / n
-            sums[i] -= gain * (scaled[i] * scaled[i] - 1)
-    for i in range(size):
-        d_log_std[i] = sums[i] / n - ent_coef * (rows / n)
-    terms[:5] /= n
-    terms[1] = -(constant + 0.5 * size) * (rows / n)
 
 
 @compiled

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import NumericsError
-from headrace.learning.adam import Adam
+from headrace.learning.adam import BETA_1, BETA_2, EPS, Adam
 
 
 def adam_for(vector: Tensor, gradient: Tensor) -> Adam:
@@ -25,23 +25,20 @@ class DeviceAdam(Adam):
     _vector: Tensor  # type: ignore[assignment]
     _gradient: Tensor  # type: ignore[assignment]
 
-    def __init__(
-        self, vector: Tensor, gradient: Tensor, eps: float = 1e-5, beta_1: float = 0.9, beta_2: float = 0.999
-    ) -> None:
+    def __init__(self, vector: Tensor, gradient: Tensor) -> None:
         self._vector, self._gradient = vector.detach(), gradient
-        self._eps, self._beta_1, self._beta_2 = eps, beta_1, beta_2
         self._mean, self._square = torch.zeros_like(self._vector), torch.zeros_like(self._vector)
         self._steps = 0
 
     def step(self, learning_rate: float, scale: float = 1.0) -> None:
         """One step against the gradient times `scale`."""
         self._steps += 1
-        correction_1, correction_2 = 1 - self._beta_1**self._steps, 1 - self._beta_2**self._steps
+        correction_1, correction_2 = 1 - BETA_1**self._steps, 1 - BETA_2**self._steps
         root = math.sqrt(correction_2)
         gradient = self._gradient * scale
-        self._mean.lerp_(gradient, 1 - self._beta_1)
-        self._square.mul_(self._beta_2).addcmul_(gradient, gradient, value=1 - self._beta_2)
-        denominator = self._square.sqrt().add_(self._eps * root)
+        self._mean.lerp_(gradient, 1 - BETA_1)
+        self._square.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
+        denominator = self._square.sqrt().add_(EPS * root)
         self._vector.addcdiv_(self._mean, denominator, value=-learning_rate * root / correction_1)
 
     def clipped_step(self, learning_rate: float, max_grad_norm: float) -> float:

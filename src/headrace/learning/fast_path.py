@@ -11,8 +11,9 @@ from __future__ import annotations
 from torch import nn
 
 from headrace.errors import UsageError
-from headrace.learning.closed_form import ClosedFormEvaluator, ClosedFormGradients
+from headrace.learning.closed_form import ClosedFormEvaluator, ClosedFormGradients, categorical
 from headrace.learning.config import PpoConfig
+from headrace.learning.gaussian_form import gaussian
 from headrace.learning.ppo_loss import AutogradGradients, Gradients
 from headrace.learning.sequences import RecurrentGradients
 from headrace.policies.distributions import Categorical, DiagonalGaussian
@@ -43,7 +44,12 @@ def gradients_of(flat: FlatParameters, config: PpoConfig) -> Gradients:
         )
     if state_size_of(flat.module):
         return RecurrentGradients(flat)
-    return ClosedFormGradients(flat) if is_known and config.gradients != "autograd" else AutogradGradients(flat)
+    return closed_form(flat) if is_known and config.gradients != "autograd" else AutogradGradients(flat)
+
+
+def closed_form(flat: FlatParameters) -> ClosedFormGradients:
+    """With the loss of the policy's head."""
+    return ClosedFormGradients(flat, gaussian if getattr(flat.module, "log_std", None) is not None else categorical)
 
 
 def _described(module: nn.Module) -> str:

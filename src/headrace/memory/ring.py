@@ -22,6 +22,7 @@ import numpy as np
 from headrace.errors import RingError
 from headrace.memory.atomics import load_acquire
 from headrace.memory.layout import Word, slab_bytes
+from headrace.memory.lease import Lease, Taken
 from headrace.memory.schema import Schema
 from headrace.memory.segment import HeapSegment, Segment
 from headrace.memory.slab import Slab
@@ -33,24 +34,6 @@ class Owner(Enum):
     NOBODY = "nobody"
     WRITER = "writer"
     READER = "reader"
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The right to fill one slab with rollout number `sequence` of one shard."""
-
-    slot: int
-    shard: int
-    sequence: int
-    fence: int
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A committed slab that the reader owns until it releases it."""
-
-    lease: Lease
-    slab: Slab
 
 
 @dataclass

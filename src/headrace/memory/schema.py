@@ -108,7 +108,7 @@ def rollout_schema(
             ),
             *(Field(name, "B", (state_size,), "float32") for name in (STATE, f"last_{STATE}") if state_size),
             Field("noise_counter", "B", (), "int64"),
-            Field("step_ns", "B", (), "int64"),  # that a step took, on average of a few rows; 0: not measured
+            Field("step_ns", "B", (), "int64"),  # that a step takes, on average of a few rows; 0: not known
             Field("final_row", "F", (), "int64"),  # t * B + b of each recorded final observation
             *(Field(f"final_{name}", "F", shape, dtype) for name, shape, dtype in leaves),
             # Written by the reader's completion pass.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.memory.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, size_of
-from headrace.policies.noise import NoiseSpec
+from headrace.policies.noise_spec import NoiseSpec
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 

@@ -20,7 +20,7 @@ from headrace.policies.config import PolicyConfig
 from headrace.policies.distributions import Bernoulli, Distribution
 from headrace.policies.features import Own
 from headrace.policies.networks import build_policy
-from headrace.policies.noise import NoiseSpec
+from headrace.policies.noise_spec import NoiseSpec
 from headrace.policies.policy import Evaluation, state_size_of
 
 _NEVER = -1e8  # finite, so that nothing becomes NaN; its probability is 0 in float32

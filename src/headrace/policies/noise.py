@@ -10,39 +10,17 @@ Each round is the splitmix64 finaliser. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import UsageError
+from headrace.policies.noise_spec import Kind, NoiseSpec
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 Words = npt.NDArray[np.uint64]
-Kind = Literal["gumbel", "normal", "logistic"]
-
-
-@dataclass(frozen=True)
-class NoiseSpec:
-    """What a policy needs to sample one action: `width` numbers of one kind."""
-
-    kind: Kind
-    width: int
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise UsageError(f"NoiseSpec: expected the kind {', '.join(get_args(Kind))}, got {self.kind!r}")
-        if type(self.width) is not int or self.width < 1:
-            raise UsageError(f"NoiseSpec: expected a width of at least 1, numbers for one action, got {self.width!r}")
-
-    @property
-    def words(self) -> int:
-        """Raw words per transition."""
-        return 2 * self.width if self.kind == "normal" else self.width
 
 
 class CounterNoise:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from headrace.errors import UsageError
-from headrace.policies.noise import NoiseSpec
+from headrace.policies.noise_spec import NoiseSpec
 
 Module = nn.Module  # the name by which rooms that know no torch speak of one
 

@@ -2,7 +2,7 @@
 
     snapshot: version · the module's tensors · the published vector, if actors go on with another one -> restore
     load: parameters of another run, as the present version
-    require_weights: parameters that a user publishes
+    require_weights: parameters that a user publishes · publish_changed: those that a user changed in place
 
 Does not know files: see checkpoints.
 """
@@ -55,6 +55,12 @@ def restore(weights: Weights, state: dict[str, Any], tensors: dict[str, Tensor],
     if published is not None:
         vector = torch.from_numpy(np.ascontiguousarray(published, np.float32))
         weights.store.publish(vector, state["version"])
+
+
+def publish_changed(weights: Weights) -> None:
+    """If the module was changed since it was published (by the user, between two sessions): publish it."""
+    if weights.is_present and not torch.equal(weights.flat.published.cpu(), weights.store.vector(weights.version)):
+        weights.publish()
 
 
 def load(weights: Weights, tensors: dict[str, Tensor], version: int | None = None) -> None:

@@ -181,11 +181,6 @@ class Weights:
         self.store.publish(self.flat.published, version)
         return version
 
-    def publish_changed(self) -> None:
-        """If the module was changed since it was published (by the user, between two sessions): publish it."""
-        if self.is_present and not torch.equal(self.flat.published.cpu(), self.store.vector(self.version)):
-            self.publish()
-
     def publish_if_due(self, updates: int) -> None:
         """After an update."""
         self.is_present = False

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.collecting.host import Host, Order
+from headrace.collecting.host import Host
+from headrace.collecting.order import Order
 from headrace.errors import HeadraceError
 from headrace.inference.local import LocalInference, following
-from headrace.memory.ring import Lease
+from headrace.memory.lease import Lease
 from support.generators import quick
 from support.stages import Stage, stage
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.collecting.schedule import Schedule, SlabUse, encode_update, slab_use
 from headrace.errors import UsageError
-from headrace.memory.ring import Lease
+from headrace.memory.lease import Lease
 from support.generators import quick, thorough
 
 versions = st.lists(st.integers(0, 50), min_size=1, max_size=40).map(tuple)

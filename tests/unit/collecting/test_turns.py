@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from headrace.collecting.host import Order
+from headrace.collecting.order import Order
 from headrace.collecting.turns import serve_in_turns
-from headrace.memory.ring import Lease
+from headrace.memory.lease import Lease
 
 
 class Worker:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.episodes.journal import Finished
+from headrace.episodes.finished import Finished
 from headrace.episodes.journal_file import JournalWriter, read_journal
 from headrace.episodes.parting import Parting, first_parting
 from headrace.episodes.recorded import RecordedEpisode, episodes_of
-from headrace.train import Update
+from headrace.update import Update
 from support.topology_runs import CASES, INLINE, processes
 
 
@@ -26,8 +26,8 @@ def recorded(
         writer = JournalWriter(folder, 1 << 20, 1)
         for _ in range(updates):
             update: Update = run.update(case.total_timesteps)
-            returns = {(one.env_index, one.episode): one.total_reward for one in update.finished}
-            writer.write(update.number, update.steps, update.entries, returns)
+            returns = {(one.env_index, one.episode): one.total_reward for one in update.harvest.finished}
+            writer.write(update.number, update.steps, update.harvest.entries, returns)
         writer.close()
     return episodes_of(read_journal(folder)[1])
 
@@ -129,9 +129,9 @@ def test_finished_episodes_are_those_of_the_statistics(tmp_path: Path) -> None:
         writer = JournalWriter(tmp_path / "journal", 1 << 20, 1)
         for _ in range(case.updates):
             update = run.update(case.total_timesteps)
-            wanted += update.finished
-            returns = {(one.env_index, one.episode): one.total_reward for one in update.finished}
-            writer.write(update.number, update.steps, update.entries, returns)
+            wanted += update.harvest.finished
+            returns = {(one.env_index, one.episode): one.total_reward for one in update.harvest.finished}
+            writer.write(update.number, update.steps, update.harvest.entries, returns)
         writer.close()
     got = [one for one in episodes_of(read_journal(tmp_path / "journal")[1]) if one.is_finished]
     numbers = [Finished(one.env_index, one.episode, one.total_reward, one.length, one.terminated) for one in got]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from headrace.episodes.journal import Finished, Journal, in_order
+from headrace.episodes.finished import Finished
+from headrace.episodes.journal import Journal, in_order
 from headrace.episodes.standing import restore, snapshot
 from headrace.memory.slab import Slab
 from support.chains import seed_of

@@ -13,7 +13,7 @@ from headrace.errors import HeadraceError
 from headrace.inference.answering import ASKED, AT_ONCE, ENDS, NEW, NOBODY, NUMBER, answer, look, nothing_seen
 from headrace.inference.client import Client
 from headrace.inference.slots import LATEST, REPLY, REQUEST, WANTED, Slots, SlotsPlan, slots_bytes
-from headrace.memory.ring import Lease
+from headrace.memory.lease import Lease
 from headrace.memory.segment import HeapSegment
 from headrace.memory.spaces import Box, Dict, Discrete, Space
 from support.waiting import wait_until

@@ -10,7 +10,6 @@ import pytest
 import headrace as hr
 from headrace.collecting.forecast import Forecast, words
 from headrace.launch.placement import BUFFERED, CENTRAL, LOCAL
-from headrace.train import Update
 
 PLACE: dict[str, Any] = {"topology": "processes", "workers": 4, "inference": "auto", "spares": 0}
 SLOW: dict[str, Any] = {"inference_device": "emulated:20ms+0us"}
@@ -77,7 +76,7 @@ def test_predicted_and_reached_in_words() -> None:
     forecast = Forecast({CENTRAL: 6100.0, LOCAL: 1980.0}, lanes=2)
     assert words(forecast.encode()) == "central: 6,100 steps/s predicted while collecting; local: 1,980 predicted"
     for steps, busy_s in ((100, 99.0), (300, 0.1), (300, 0.1)):
-        forecast.add(Update(1, 0, steps, steps, {"headrace/actors/env_s": busy_s}, ()))
+        forecast.add(steps, {"headrace/actors/env_s": busy_s})
     said = "central: 6,100 steps/s predicted while collecting, 6,000 reached (-2%); local: 1,980 predicted"
     assert words(forecast.encode()) == said
     assert words({}) == ""

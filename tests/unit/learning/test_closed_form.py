@@ -13,9 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UsageError
-from headrace.learning.closed_form import ClosedFormGradients
 from headrace.learning.config import PpoConfig
-from headrace.learning.fast_path import supports
+from headrace.learning.fast_path import closed_form, supports
 from headrace.learning.ppo import Ppo
 from headrace.learning.ppo_loss import AutogradGradients, Coefficients, Gradients, Rows, Terms
 from headrace.policies.config import PolicyConfig
@@ -78,7 +77,7 @@ def test_gradients_and_terms_are_autograds(
     spaces = spaces_named(observation, action)
     module = shaken(mlp_policy(*spaces, net_arch=net_arch, activation=activation, seed=seed), seed)
     ours, autograd = both(module)
-    closed, reference = ClosedFormGradients(ours), AutogradGradients(autograd)
+    closed, reference = closed_form(ours), AutogradGradients(autograd)
     c = Coefficients(clip_range, clip_range_vf, ent_coef, vf_coef, normalize_advantage)
     for i, count in enumerate(counts):
         rows = random_rows(module, observation, count, seed + i, moved)
@@ -91,7 +90,7 @@ def test_a_wrong_gradient_is_noticed() -> None:
     module = shaken(mlp_policy(*spaces_named("vector", "box")), 0)
     ours, autograd = both(module)
     rows, c = random_rows(module, "vector", 64, 1), Coefficients(0.2, None, 0.01, 0.5, True)
-    terms, want = whole(ClosedFormGradients(ours), rows, c, ours), whole(AutogradGradients(autograd), rows, c, autograd)
+    terms, want = whole(closed_form(ours), rows, c, ours), whole(AutogradGradients(autograd), rows, c, autograd)
     assert_same_gradients(ours, autograd, terms, want)
     for name in ours.gradients:
         entry = ours.gradients[name].abs().argmax()
@@ -101,7 +100,7 @@ def test_a_wrong_gradient_is_noticed() -> None:
         ours.gradients[name].view(-1)[entry] /= 1.001
 
 
-@pytest.mark.parametrize("kind", [ClosedFormGradients, AutogradGradients])
+@pytest.mark.parametrize("kind", [closed_form, AutogradGradients])
 @pytest.mark.parametrize("action", ["discrete", "box"])
 @pytest.mark.parametrize("cuts", [(0, 64), (0, 17, 64), (0, 1, 32, 63, 64)], ids=str)
 def test_shares_of_a_minibatch_add_up(kind: Any, action: str, cuts: tuple[int, ...]) -> None:
@@ -166,5 +165,5 @@ def test_rows_are_not_written_to() -> None:
     rows = random_rows(module, "vector", 64, 1)
     kept = Rows(*(tensor.clone() for tensor in rows))
     flat = FlatParameters(module)
-    whole(ClosedFormGradients(flat), rows, Coefficients(0.2, 0.2, 0.01, 0.5, True), flat)
+    whole(closed_form(flat), rows, Coefficients(0.2, 0.2, 0.01, 0.5, True), flat)
     assert all(torch.equal(a, b) for a, b in zip(rows, kept, strict=True))

@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from headrace.learning.closed_form import ClosedFormGradients
+from headrace.learning.fast_path import closed_form
 from headrace.learning.ppo_loss import AutogradGradients, Coefficients, Gradients, Minibatch, Terms
 from headrace.policies.threads import torch_threads
 from headrace.weights.flat import FlatParameters
@@ -30,7 +30,7 @@ from support.toy_policies import mlp_policy, own_policy
 N = 96  # rows of the batch that minibatches are picked from
 
 Kind = Callable[[FlatParameters], Gradients]
-KINDS: dict[str, Kind] = {"closed form": ClosedFormGradients, "autograd": AutogradGradients}
+KINDS: dict[str, Kind] = {"closed form": closed_form, "autograd": AutogradGradients}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 
 

@@ -111,7 +111,7 @@ def test_rewards_as_vec_normalize_scales_them(monkeypatch: pytest.MonkeyPatch) -
             lambda batch, moment: learned.append(batch.reward.copy()) or learn(batch, moment),
         )  # fmt: skip
         for _ in range(4):
-            returns += [one.total_reward for one in model.run.update(10**6).finished]
+            returns += [one.total_reward for one in model.run.update(10**6).harvest.finished]
     running, seen = [0.0] * 3, []
     for batch, got in zip(steps.batches, learned, strict=True):
         for t in range(batch.n_steps):

@@ -7,7 +7,8 @@ import pytest
 
 from headrace.errors import RingError
 from headrace.memory.layout import Word
-from headrace.memory.ring import Lease, Owner, Ring, RingState
+from headrace.memory.lease import Lease
+from headrace.memory.ring import Owner, Ring, RingState
 from headrace.memory.segment import SharedSegment
 from headrace.memory.slab import Slab
 from support.slabs import small_schema

@@ -18,7 +18,8 @@ from headrace.policies.distributions import (
     MultiCategorical,
     distribution_for,
 )
-from headrace.policies.noise import CounterNoise, NoiseSpec
+from headrace.policies.noise import CounterNoise
+from headrace.policies.noise_spec import NoiseSpec
 from support.bit_envs import ACTIONS
 from support.ppo_rows import spaces_named
 

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.collecting.plan import build_noise
-from headrace.policies.noise import CounterNoise, Kind, NoiseSpec, _transform
+from headrace.policies.noise import CounterNoise, _transform
+from headrace.policies.noise_spec import Kind, NoiseSpec
 from support.generators import quick, thorough
 
 Array = npt.NDArray[Any]

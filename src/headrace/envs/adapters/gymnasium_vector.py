@@ -23,7 +23,6 @@ from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_ob
 from headrace.envs.clamping import Clamp
 from headrace.envs.raising import failure
 from headrace.envs.returns import Returns
-from headrace.envs.step_times import StepTimes
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
 from headrace.errors import EnvError, ReplayError
 from headrace.memory.crash_note import CLOSE, DOING, NOTHING, RESET, STEP, CrashNote
@@ -60,7 +59,7 @@ class GymnasiumVector:
             raise
         self.num_envs, self._is_seeded = envs.num_envs, is_seeded
         self.skips_rows = mode is AutoresetMode.NEXT_STEP
-        self.times = StepTimes()  # they step together
+        self.step_ns = np.zeros(self.num_envs)  # not known: they step together
         self._mode = mode
         self._envs: Any = envs  # Gymnasium's annotations know one int as seed; its code takes a list, and None in it
         self._indices = list(env_indices)
