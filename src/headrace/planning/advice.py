@@ -21,6 +21,7 @@ _HAND_OVER_S = 400e-6  # per rollout and worker: lease, wake, commit, wake (as l
 _CALL_S = 15e-6  # of a policy, however few rows it acts for
 _ROUND_TRIP_S = 60e-6  # to an inference server and back
 _MOST_WORKERS = 16
+_SATURATED = 0.6  # of what the free cores can do: workers that use less sleep, and do not wait for a core
 _FEWER = 10  # times fewer logs, checkpoints, evaluations
 
 
@@ -233,11 +234,11 @@ def _in_processes(e: Evidence, now: Cycle, count: int) -> Cycle:
 def _inline(e: Evidence, now: Cycle) -> Cycle:
     """What all workers do, one after the other; the policy acts for all at once, and nothing happens meanwhile."""
     have, busy_s, cpu_s = len(e.workers), sum(one.busy for one in e.workers), sum(one.cpu for one in e.workers)
-    factor = 1.0
-    if cpu_s and busy_s and (is_crowded(e) or have > e.free_cores or now.collect["interpreter"]):
+    factor, slowest_s = 1.0, max(one.busy for one in e.workers)
+    at_once = 1.0 if now.collect["interpreter"] else max(1.0, e.free_cores)
+    if cpu_s > _SATURATED * at_once * slowest_s:
         # They waited for a core or the interpreter, but the slowest one no longer than it took in all: it may sleep.
-        at_once = 1.0 if now.collect["interpreter"] else max(1.0, e.free_cores)
-        factor = min(1.0, max(cpu_s, at_once * max(one.busy for one in e.workers)) / busy_s)
+        factor = min(1.0, max(cpu_s, at_once * slowest_s) / busy_s)
     acting_s = factor * sum(one.inference for one in e.workers)
     each_s = acting_s / have
     call_s = each_s if _is_on_device(e) else min(each_s, e.steps / max(1.0, e.number("n_envs", 1)) * _CALL_S)
