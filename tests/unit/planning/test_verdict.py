@@ -226,6 +226,11 @@ class TestAdvice:
         quick, slow = WorkerTimes(env=0.1, cpu=0.01), WorkerTimes(env=1.0, cpu=0.01)
         assert gain(replace(run((quick, slow), wait=1.0, sgd=0.1), free_cores=1.0), "inline") == 1.0
 
+    def test_workers_that_sleep_at_different_times_sleep_one_after_the_other_inline(self) -> None:
+        # Four of them on two cores, each asleep for 0.3 s, the last one up to 0.9 s: inline that is 1.2 s.
+        late = replace(run((WorkerTimes(env=0.3, cpu=0.01),) * 4, wait=0.9, sgd=0.1), busiest_s=0.9, free_cores=2.0)
+        assert gain(late, "inline") == 1.0
+
     def test_the_policy_inline_acts_once_for_all(self) -> None:
         # 64 rows of 15 us are what a call takes, however few rows it has; 2 x 10 ms less one of them.
         tiny = run((busy(inference=0.01),) * 2, wait=0.1, sgd=0.01)
