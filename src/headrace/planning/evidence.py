@@ -29,6 +29,7 @@ _LARGEST = 1e12  # a larger number is no measurement, and sums of such overflow
 _MOST_SHARDS = 1 << 16
 _CROWDED = 0.75  # of the machine's cores: with fewer, other programs matter
 _SAME_ENV, _MOST_SLOW, _SLOW = 0.8, 3, 2.0  # the same few environments are the slowest nearly always, and by this much
+_UNEXPLAINED = 0.7  # of what they take beyond the others: if as much is left, there are more slow ones
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,11 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
     busiest_s = _mean_of([max((one.busy for one in workers), default=0.0) for workers in by_worker])
     is_waited = median([wait for wait, _ in waits] or [0.0]) > 0.02 * sum(learner.values())
     collected_s = median([wait + beside for wait, beside in waits] or [0.0]) if is_waited else busiest_s
-    slow, slow_s, usual_s = _slow_envs(used, _whole(options.get("n_envs"), 1))
+    n_envs = _whole(options.get("n_envs"), 1)
+    slow, slow_s, usual_s = _slow_envs(used, n_envs)
+    env_s = sum(one.env for one in map(_mean_worker, zip(*by_worker, strict=True))) if count else learner["env"]
+    if not _explains(len(slow), slow_s, usual_s, n_envs, steps, env_s):
+        slow = ()
     free = [record["headrace/free_cores"] for record in used if "headrace/free_cores" in record]
     cores = max(1, _whole(where.get("cores"), 1))
     most_shards = min(_whole(options.get("n_envs"), _MOST_SHARDS), _MOST_SHARDS)
@@ -137,7 +142,7 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
         slow_envs=slow,
         slow_env_s=slow_s,
         usual_env_s=usual_s,
-        is_vector=_is_vector(config, used, _whole(options.get("n_envs"), 1)),
+        is_vector=_is_vector(config, used, n_envs),
         gradient_steps=gradient_steps,
         updates=len(used),
         seconds=sum(learner.values()) * len(used),
@@ -228,6 +233,17 @@ def _slow_envs(records: Sequence[Record], n_envs: int) -> tuple[tuple[int, ...],
             slow_s = median(mine)
             return (tuple(sorted(named)), slow_s, usual_s) if slow_s >= _SLOW * usual_s else ((), 0.0, usual_s)
     return (), 0.0, usual_s
+
+
+def _explains(count: int, slow_s: float, usual_s: float, n_envs: int, steps: float, env_s: float) -> bool:
+    """Whether a few slow environments and usual ones take what stepping took in all.
+
+    A record names the slowest one only. Of four that are equally slow, two may be it nearly always: to name these two
+    would be a lie about the others, and about what it brings to mend them.
+    """
+    rows = steps / max(1, n_envs)
+    left_s = env_s - rows * (count * slow_s + (n_envs - count) * usual_s)
+    return left_s <= _UNEXPLAINED * rows * count * (slow_s - usual_s)
 
 
 def _worker(record: Record, worker: int, turns: int) -> WorkerTimes:

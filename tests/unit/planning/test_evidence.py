@@ -60,6 +60,19 @@ class TestEvidence:
         seen = evidence_of([record(n, **times) for n in range(1, 12)], {"topology": {"n_envs": 8}}, {})
         assert (seen.slow_envs, seen.slow_env_s, seen.usual_env_s) == ((3,), 0.01, 0.001)
 
+    @pytest.mark.parametrize(("slow", "named"), [(1, (3,)), (2, ())])
+    def test_one_slow_env_is_not_named_if_there_must_be_another(self, slow: int, named: tuple[int, ...]) -> None:
+        # 64 rows of 8 environments an update: 10 ms a step of the slow ones, 1 ms one of the others.
+        env_s = 64 * (slow * 0.01 + (8 - slow) * 0.001)
+        times = {"envs/slowest": 3.0, "envs/slowest_s": 0.01, "envs/median_s": 0.001, "time/env": env_s}
+        records = [record(n, **times) | {"time/total_timesteps": 512.0 * n} for n in range(1, 12)]
+        seen = evidence_of(records, {"topology": {"n_envs": 8}}, {})
+        assert (seen.steps, seen.slow_envs) == (512, named)
+        where = {"topology": "processes", "workers": 2, "shards": 2}
+        halves = {"headrace/worker_0/env_s": env_s - 64 * 0.004, "headrace/worker_1/env_s": 64 * 0.004}
+        apart = [one | halves | {"headrace/time/env": 0.0} for one in records]
+        assert evidence_of(apart, {"topology": {"n_envs": 8}}, {"where": where}).slow_envs == named
+
     def test_environments_that_are_slow_in_turns_are_not_slow_envs(self) -> None:
         records = [
             record(n, **{"envs/slowest": float(n % 8), "envs/slowest_s": 0.01, "envs/median_s": 0.001})
