@@ -10,6 +10,7 @@ may have measured it (`learning`). Does not know files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -121,7 +122,7 @@ def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
         cpu_s = now.cpu_s + have * now.collect["asking"]
         yield "collect while the learner learns", ahead, replace(now, kind=AHEAD, cpu_s=cpu_s), True
         if now.collect["stragglers"] > 0 and not is_crowded(e):  # else it is other programs that make them late
-            first = replace(now.scaled(stragglers=0.0), kind=AHEAD)
+            first = replace(now.scaled(stragglers=_still_late(e, now)), kind=AHEAD)
             text = "learn from the rollouts that come first, not from one of every worker"
             yield text, (*ahead, "--batch", "first_come"), first, True
     else:
@@ -138,6 +139,12 @@ def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
         more = n_envs + have - uneven
         even = replace(now.scaled(imbalance=0.0), steps=now.steps * more / n_envs)
         yield "as many environments for every worker", ("--n-envs", str(more)), even, True
+
+
+def _still_late(e: Evidence, now: Cycle) -> float:
+    """Of what a late worker takes beyond the others, the share that they can't fill: max_lag bounds how far they go."""
+    ahead_s = max(1, e.max_lag) * (e.usual_busy_s + now.own_s)
+    return sum(max(0.0, late_s - ahead_s) for late_s in e.late_s) / (sum(e.late_s) or 1.0)
 
 
 def _of_inference(e: Evidence, now: Cycle) -> Iterator[_Change]:
@@ -271,8 +278,9 @@ def _wider(e: Evidence, now: Cycle, times: int) -> Cycle:
     rows = e.steps / max(1.0, e.number("n_envs", 1))
     acting_s = now.collect["inference"]
     call_s = acting_s if _is_on_device(e) else min(acting_s, rows * _CALL_S)
-    fixed = ("asking", "latency", "stragglers", "slow_env")  # slow ones are exceptions, more of the others come
+    fixed = ("asking", "latency", "slow_env")  # slow ones are exceptions, more of the others come
     wider = {name: own * (1 if name in fixed else times) for name, own in now.collect.items()}
+    wider["stragglers"] = now.collect.get("stragglers", 0.0) * math.sqrt(times)  # sums of more steps differ by so much
     wider["inference"] = call_s + times * (acting_s - call_s)
     learn = {name: own * (1 if name in ("hand_over", "other") else times) for name, own in now.learn.items()}
     by_steps = ("checkpoint", "evaluation", "episodes")  # due every so many steps

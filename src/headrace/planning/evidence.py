@@ -59,6 +59,10 @@ class Evidence:
     workers: tuple[WorkerTimes, ...] = ()
     busiest_s: float = 0.0
     """Of whichever worker was the busiest in each update."""
+    late_s: tuple[float, ...] = ()
+    """How much longer than the one in the middle that was, in each update."""
+    usual_busy_s: float = 0.0
+    """Of the worker in the middle, in a typical update."""
     collected_s: float = 0.0
     """From an update's end until its successor's rollouts were there, in a typical update."""
     actors_cpu_s: float = 0.0
@@ -120,6 +124,8 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
     by_worker = [[_worker(record, worker, turns) for worker in range(count)] for record in used]
     waits = [(record.get("headrace/time/wait", 0.0), _beside(record)) for record in used]
     busiest_s = _mean_of([max((one.busy for one in workers), default=0.0) for workers in by_worker])
+    middle = [median([one.busy for one in workers]) for workers in by_worker if workers]
+    late = [max(one.busy for one in workers) - usual for workers, usual in zip(by_worker, middle, strict=False)]
     is_waited = median([wait for wait, _ in waits] or [0.0]) > 0.02 * sum(learner.values())
     collected_s = median([wait + beside for wait, beside in waits] or [0.0]) if is_waited else busiest_s
     n_envs = _whole(options.get("n_envs"), 1)
@@ -135,6 +141,8 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
         steps=steps,
         workers=tuple(_mean_worker([workers[worker] for workers in by_worker]) for worker in range(count)),
         busiest_s=busiest_s,
+        late_s=tuple(late),
+        usual_busy_s=median(middle or [0.0]),
         collected_s=collected_s,
         actors_cpu_s=_mean(used, "headrace/actors/cpu_s") / turns,
         learner_cpu_s=_mean(used, "headrace/cpu_s"),
