@@ -215,7 +215,7 @@ def _spread(e: Evidence, now: Cycle, count: int) -> Cycle:
     cpu_s = busy_s * _cpu_share(e, now)
     beside = max(1.0, min(count, now.cores))
     queued = count / have if _is_on_device(e) and e.inference == "local" else 1.0
-    even_s = max(busy_s / count, cpu_s / beside) + call_s * queued
+    even_s = max(busy_s * _largest(e, count), cpu_s / beside) + call_s * queued
     factor = even_s / sum(shared.values()) if sum(shared.values()) else 1.0
     collect = {**now.collect, **{name: factor * own for name, own in shared.items()}}
     collect["latency"] = now.collect.get("latency", 0.0) if e.workers else _HAND_OVER_S * count
@@ -229,10 +229,16 @@ def _spread(e: Evidence, now: Cycle, count: int) -> Cycle:
     return replace(new, beside={name: own * share for name, own in now.beside.items()})
 
 
+def _largest(e: Evidence, count: int) -> float:
+    """The share of all environments that the fullest of so many workers has: 2 of 8, with 4 workers as with 7."""
+    n_envs = max(1, int(e.number("n_envs", 1)))
+    return math.ceil(n_envs / count) / n_envs
+
+
 def _in_processes(e: Evidence, now: Cycle, count: int) -> Cycle:
     """Threads that take turns at one interpreter, as processes: each runs when it likes, on the cores that are free."""
     have, own_s = len(e.workers), sum(now.collect[name] for name in ("env", "inference", "copy"))
-    factor = (1.0 + now.collect["interpreter"] / own_s) / max(1.0, min(count, now.cores))
+    factor = (1.0 + now.collect["interpreter"] / own_s) * max(_largest(e, count), 1.0 / max(1.0, now.cores))
     new = now.scaled(env=factor, inference=factor, copy=factor, interpreter=0.0, imbalance=have / count)
     cpu_s = now.cpu_s + e.actors_cpu_s  # which that of a run in threads leaves out
     return replace(new, collect={**new.collect, "latency": _HAND_OVER_S * count}, cpu_s=cpu_s)

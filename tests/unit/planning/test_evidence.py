@@ -87,6 +87,16 @@ class TestEvidence:
         assert [one.busy for one in seen.workers] == pytest.approx([0.2, 0.6])
         assert seen.busiest_s == pytest.approx(0.6)
 
+    def test_workers_that_are_late_in_most_updates_are_not_hard_to_reach(self) -> None:
+        # In two of three updates one of them sleeps for 0.6 s; then the learner waits for it, and 10 ms more.
+        where = {"topology": "processes", "workers": 2, "shards": 2, "cores": 2}
+        late = [0.6 if n % 3 else 0.1 for n in range(31)]
+        times = [{"worker_0/env_s": (own, 0.1)[n % 2], "worker_1/env_s": (0.1, own)[n % 2], "time/wait": own + 0.01}
+                 for n, own in enumerate(late)]  # fmt: skip
+        seen = evidence_of([record(n, **one) for n, one in enumerate(times, 1)], {}, {"where": where})
+        assert seen.collected_s - seen.busiest_s == pytest.approx(0.01)
+        assert judge(seen).shares[causes.COMMUNICATION] < 0.05
+
     @pytest.mark.parametrize(
         ("config", "result"),
         [

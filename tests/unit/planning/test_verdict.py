@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.planning import verdict as causes
-from headrace.planning.advice import Advice, advise
+from headrace.planning.advice import Advice, _spread, advise
 from headrace.planning.cycle import AHEAD, IN_STEP, Cycle, cycle_of, worker_of
 from headrace.planning.evidence import PHASES, Evidence, WorkerTimes
 from headrace.planning.verdict import judge
@@ -182,6 +182,12 @@ class TestAdvice:
     def test_workers_by_hand(self) -> None:
         # 0.8 s of stepping in 4 workers: 0.2 s, 4 x 400 us to hand over, and 0.2 s of learning
         assert gain(run(env=0.8, sgd=0.2), "--workers") >= 1.0 / (0.2 + 0.0016 + 0.2) - 1e-9
+
+    def test_seven_workers_with_eight_environments_are_as_fast_as_four(self) -> None:
+        slow = replace(run(env=0.8, sgd=0.2), actors_cpu_s=0.01, learner_cpu_s=0.21)  # which sleep
+        by_count = {one: cycle_of(slow).update_s / _spread(slow, cycle_of(slow), one).update_s for one in (4, 7, 8)}
+        assert by_count[4] == pytest.approx(1.0 / (0.2 + 4 * 400e-6 + 0.2))
+        assert by_count[7] < by_count[4] < by_count[8]
 
     def test_workers_need_cores_unless_their_environments_sleep(self) -> None:
         burning = replace(run(env=0.8, sgd=0.2), free_cores=1.0, cores=1)
