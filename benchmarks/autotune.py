@@ -13,6 +13,8 @@ PPO with a batch of 8 x 256 steps, minibatches of 256, 4 epochs, max_lag 0. The 
 n_envs 4 to 64 by doubling; inline, 2 threads, 2 worker processes, central inference with 2, double-buffered with 1 and
 2; for steps that wait also 4 to 32 threads and 4 and 8 processes. Pools stay in one process: they can't be brought back
 if a worker dies, so the tuner does not take them elsewhere either.
+
+--only NAME ... runs some of the environments, and with --json FILE joins them with what is in the file already.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from headrace.build import build_run
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSpec
 from headrace.learning.config import PpoConfig
+from headrace.policies.config import PolicyConfig
 from headrace.run_config import RunConfig
 
 ENVS = {
@@ -66,7 +69,8 @@ def cells(name: str) -> list[Place]:
 def config_of(env: str, **place: Any) -> RunConfig:
     n_steps = place.pop("n_steps", None) or BATCH // place.get("n_envs", N_ENVS)
     topology = TopologyConfig(**{"n_envs": N_ENVS, "n_steps": n_steps} | place)
-    return RunConfig(EnvSpec(env), 1, algorithm=PpoConfig(batch_size=256, n_epochs=4), topology=topology)
+    learning, policy = PpoConfig(batch_size=256, n_epochs=4), PolicyConfig(policy="auto")  # a CNN for images
+    return RunConfig(EnvSpec(env), 1, policy, learning, topology)
 
 
 class Training:
@@ -139,10 +143,13 @@ def main() -> None:
     names = ["cheap"] if arguments.smoke else arguments.only
     seconds = 2.0 if arguments.smoke else 20.0
     window_s, rounds = (0.05, 1) if arguments.smoke else (0.3, 7) if arguments.quick else (0.5, 15)
-    found = {}
+    is_part = len(names) < len(ENVS)
+    kept = harness.earlier(arguments.json, is_part and not arguments.smoke, "environments") or {}
+    found = {name: one for name, one in kept.items() if len(one["rounds"]["tuned"]) == rounds}
     for name in names:
         grid = [{"n_envs": 8, "topology": "inline"}] if arguments.smoke else cells(name)
         found[name] = judged(name, seconds, window_s, rounds, grid)
+    found = {name: found[name] for name in ENVS if name in found}
     claims = [
         harness.Claim(
             name,

@@ -189,6 +189,13 @@ def report(
         json_path.write_text(json.dumps(document, indent=2) + "\n")
 
 
+def earlier(json_path: Path | None, is_part: bool, key: str) -> Any:
+    """What an earlier run of some of the parts left in the report, by its key of `extra`; None if all are run anew."""
+    if not is_part or json_path is None or not json_path.exists():
+        return None
+    return json.loads(json_path.read_text())["extra"].get(key)
+
+
 def peer(name: str, install: bool = True, progress: Callable[[str], object] = print) -> PeerPython | Absent:
     """The peer's Python, installing it the first time; never raises."""
     try:

@@ -5,6 +5,8 @@ predictions were looked at. For each: plan, then run, then plan, each in a fresh
 in which other programs left the machine alone (quiet.py); the medians are compared. A prediction is right within 15 %
 of what was reached. Where there was no calm moment for a minute, the row says so and proves nothing.
 
+--only I ... runs some of the configurations, and with --json FILE joins them with what is in the file already.
+
 value: what was reached; baseline: what was predicted; both in steps/s while training (collecting and learning), PPO
 with the defaults of `plan`.
 """
@@ -56,7 +58,7 @@ def reached(one: dict[str, Any], count: int, limit_s: float) -> tuple[list[float
 
     workers = "auto" if one["topology"] == "inline" else str(one["workers"])
     place = TopologyConfig(one["n_envs"], one["n_steps"], one["topology"], workers, max_lag=one["max_lag"])
-    policy = PolicyConfig(net_arch=tuple(one["net_arch"])) if one["net_arch"] else PolicyConfig()
+    policy = PolicyConfig(policy="auto", net_arch=tuple(one["net_arch"]) or None)  # as plan has it: a CNN for images
     run, _ = build_run(RunConfig(EnvSpec(one["env"]), 1, policy, topology=place))
     with closing(run):
         for _ in range(2):
@@ -76,6 +78,19 @@ def alone(what: str, index: int, count: int, limit_s: float) -> dict[str, Any]:
     return harness.run_script(__file__, what, str(index), str(count), str(limit_s), timeout_s=300.0)
 
 
+def named(one: dict[str, Any]) -> str:
+    """A configuration in words."""
+    name = f"{one['env'].split(':')[-1]} {'x'.join(map(str, one['net_arch'])) or 'cnn'} x {one['n_envs']}, "
+    name += one["topology"] + (f" {one['workers']}" if one["topology"] != "inline" else "")
+    return name + (f", max_lag {one['max_lag']}" if one["max_lag"] else "")
+
+
+def claimed(name: str, row: dict[str, Any]) -> harness.Claim:
+    was, came = median(row["predicted"]), median(row["reached"])
+    is_right = abs(row["off"]) <= RIGHT if row["others"] <= CALM else None
+    return harness.Claim(name, came, "steps/s", was, came / was, "+- 15 %", is_right)
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", type=int, metavar="I", help="some of the configurations, by number")
 
@@ -90,24 +105,23 @@ def main() -> None:
     arguments = harness.arguments(__doc__, add=options)
     count, limit_s = (1, 0.0) if arguments.smoke else (2, 20.0) if arguments.quick else (3, 60.0)
     chosen = [0] if arguments.smoke else arguments.only or range(len(grid))
-    claims, rows = [], []
+    kept = harness.earlier(arguments.json, bool(arguments.only), "configurations") or []
+    rows = {named(row): row for row in kept if row["count"] == count}
     for index in chosen:
         one = grid[index]
-        name = f"{one['env'].split(':')[-1]} {'x'.join(map(str, one['net_arch'])) or 'cnn'} x {one['n_envs']}, "
-        name += one["topology"] + (f" {one['workers']}" if one["topology"] != "inline" else "")
-        name += f", max_lag {one['max_lag']}" if one["max_lag"] else ""
+        name = named(one)
         before, run, after = (alone(what, index, count, limit_s) for what in ("predicted", "reached", "predicted"))
         was, came = median(before["sps"] + after["sps"]), median(run["sps"])
         others = max(each["others"] for each in (before, run, after))
-        row = one | {"predicted": before["sps"] + after["sps"], "reached": run["sps"], "others": others}
-        rows.append(row | {"off": was / came - 1.0})
+        series = {"predicted": before["sps"] + after["sps"], "reached": run["sps"]}
+        rows[name] = one | series | {"others": others, "off": was / came - 1.0, "count": count}
         print(
             f"{name}: predicted {was:,.0f}, reached {came:,.0f} ({was / came - 1.0:+.0%}), others {others:.0%}",
             flush=True,
         )
-        is_right = abs(was / came - 1.0) <= RIGHT if others <= CALM else None
-        claims.append(harness.Claim(name, came, "steps/s", was, came / was, "+- 15 %", is_right))
-    calm = [row for row in rows if row["others"] <= CALM]
+    rows = {name: rows[name] for name in map(named, grid) if name in rows}
+    claims = [claimed(name, row) for name, row in rows.items()]
+    calm = [row for row in rows.values() if row["others"] <= CALM]
     right = sum(abs(row["off"]) <= RIGHT for row in calm)
     is_whole = len(calm) == len(grid)
     claims.append(
@@ -115,7 +129,7 @@ def main() -> None:
             "right", right, "of them", len(rows), right / len(rows), f">= {GOAL}", right >= GOAL if is_whole else None
         )
     )
-    harness.report(claims, arguments.json, {}, {"configurations": rows})
+    harness.report(claims, arguments.json, {}, {"configurations": list(rows.values())})
 
 
 if __name__ == "__main__":

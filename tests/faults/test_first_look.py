@@ -105,6 +105,23 @@ def test_a_hang_is_named_with_its_stack(env: Any, topology: str, where: str, mon
     assert any("hangs" in note for note in told.value.__notes__)
 
 
+def test_a_hang_is_waited_for_once(tmp_path: Path) -> None:
+    """A second look would take as long again: with tuning in 20 seconds that was a minute."""
+
+    class HangsAndCounts(Steady):
+        def __init__(self, flag: str) -> None:
+            super().__init__()
+            with Path(flag).open("a") as built:
+                built.write("one\n")
+            time.sleep(FOR_EVER_S)
+
+    flag = tmp_path / "built"
+    with pytest.raises(EnvError, match="hung in make") as told:
+        look(HangsAndCounts, "processes", flag=str(flag))
+    assert flag.read_text() == "one\n"
+    assert not any("in a row" in note for note in told.value.__notes__)
+
+
 @pytest.mark.parametrize("topology", ["processes", "inline"])
 def test_slow_is_not_hung(topology: str) -> None:
     """Making and resetting together take longer than the limit, each of them does not."""

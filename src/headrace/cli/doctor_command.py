@@ -128,8 +128,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _findings(run_dir: Path) -> list[str]:
     """Environments that begin or act alike, a policy whose entropy is gone: a sentence each, if there is something."""
-    found = [one for one in diversity_findings(run_dir) if one.level != "ok"]
-    return [f"{one.name}: {one.found}{f'; {one.advice}' if one.advice else ''}" for one in found]
+    return [one.sentence for one in diversity_findings(run_dir) if one.level != "ok"]
 
 
 def _text(run_dir: Path, is_running: bool, evidence: Evidence, verdict: Verdict, advice: list[Advice]) -> str:

@@ -163,8 +163,14 @@ def tried(
     return before, after
 
 
-def short_run(config: RunConfig, session: SessionConfig, expected_sps: float, seconds: float) -> Evidence:
-    """What the files of a run of some seconds say."""
+def short_run(
+    config: RunConfig,
+    session: SessionConfig,
+    expected_sps: float,
+    seconds: float,
+    seen: Callable[[Mapping[str, float]], object] = lambda record: None,
+) -> Evidence:
+    """What the files of a run of some seconds say. `seen` gets every record as it comes."""
     from headrace.api.model import Model
     from headrace.clock import now_s
     from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
@@ -176,6 +182,7 @@ def short_run(config: RunConfig, session: SessionConfig, expected_sps: float, se
     until_s = now_s() + 3 * _LONGEST * seconds
 
     def is_in_time(record: Mapping[str, float]) -> bool:
+        seen(record)
         return now_s() < until_s
 
     with (

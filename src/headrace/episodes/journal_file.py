@@ -133,8 +133,11 @@ def segments(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def read_journal(folder: Path) -> tuple[int, list[Frame]]:
-    """The run's seed and all frames, the oldest first; JournalError names the first byte that is not as written."""
+def read_journal(folder: Path, most: int | None = None) -> tuple[int, list[Frame]]:
+    """The run's seed and all frames, the oldest first; JournalError names the first byte that is not as written.
+
+    With `most`, files are read only as far as they are needed for so many frames.
+    """
     seeds, frames, has_starts = set(), [], False
     for path, _, head, body in _whole_frames(folder):
         try:
@@ -143,6 +146,8 @@ def read_journal(folder: Path) -> tuple[int, list[Frame]]:
                 has_starts = head["format"] != 1
             else:
                 frames.append(_decode(head, body, has_starts))
+                if len(frames) == most:
+                    break
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise JournalError(f"{path} can't be used: {error}; {_REMEDY}") from error
     if len(seeds) != 1:

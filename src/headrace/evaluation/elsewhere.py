@@ -36,6 +36,10 @@ class NoAnswer(EnvError):  # noqa: N818  # a kind of EnvError, for a catch of it
     """It hung, or died: by its own fault, or because somebody killed it."""
 
 
+class Hung(NoAnswer):
+    """It showed no progress for as long as it may: whoever asks again waits as long again."""
+
+
 class Elsewhere:
     """One process and what it is asked; a context manager that ends it."""
 
@@ -93,7 +97,7 @@ class Elsewhere:
 
     def _hung(self, idle_s: float) -> EnvError:
         where, stack = self._where(), stack_of(self._child, self._notes, 0, _answer.__name__)
-        error = NoAnswer(
+        error = Hung(
             f"{self._spec.name}: hung{where}: no progress for {idle_s:.0f} s; raise hang_ceiling_s (0: no limit) if it "
             f"is only slow"
         )

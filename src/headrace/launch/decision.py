@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 from headrace.collecting.topology import Choice, TopologyConfig
 from headrace.launch.rehearsal import Rehearsal
@@ -37,10 +38,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds per step, its spread, how much faster two threads are than one; and what the policy costs."""
+    """Seconds per step on average, its spread, how much faster two threads are than one; and what the policy costs."""
 
     step_s: float
     spread: float
+    """Of the middle half of steps, over the median."""
     two_threads: float
     policy: Rehearsal = field(default_factory=Rehearsal)
     doubt: float = 1.0
@@ -51,6 +53,8 @@ class Measured:
     """A vector environment, measured whole."""
     cpu_share: float = 1.0
     """Of a step's time, that it keeps a core busy; the rest of it waits, and others may run."""
+    jitter: float = 0.0
+    """The standard deviation of steps over their mean."""
 
     @property
     def worst_doubt(self) -> float:
@@ -135,6 +139,7 @@ def update_s(place: str, workers: int, measured: Measured, config: TopologyConfi
     step_s, act_s = config.n_steps * config.n_envs * measured.step_s, config.n_steps * policy.act_s
     hand_over_s, free = _HAND_OVER_S * workers, min(measured.free_cores, cores)
     alone_s = step_s + act_s
+    late = 1.0 + lateness(measured.jitter, config.n_steps * config.n_envs / workers, workers)
     if place != "inline":  # every worker calls the policy for its own rows
         act_s += config.n_steps * policy.call_s * (workers - 1)
     busy_s = step_s * measured.cpu_share + act_s
@@ -145,12 +150,23 @@ def update_s(place: str, workers: int, measured: Measured, config: TopologyConfi
         speed_up = 1.0 + (measured.two_threads - 1.0) * (beside - 1)
         held_s = act_s + policy.update_s + hand_over_s
         if config.max_lag == 0:
-            return step_s / max(speed_up, 1.0) + held_s
+            return late * step_s / max(speed_up, 1.0) + held_s
         return max(step_s / beside, step_s * (2.0 - measured.two_threads) + held_s)
-    collect_s = (step_s + act_s) / beside + hand_over_s
+    collect_s = (late * step_s + act_s) / beside + hand_over_s
     if config.max_lag == 0:
         return collect_s + policy.update_s
     return max(collect_s, policy.update_s, (busy_s + policy.update_s) / max(free, 1.0))
+
+
+def lateness(jitter: float, steps: float, workers: int) -> float:
+    """How much longer than on average the slowest of some workers takes for so many steps of its own, as a share.
+
+    Steps differ by `jitter`, their sum by that over the root of their number, and the largest of some sums lies above
+    the mean by about as many deviations as Blom's formula says.
+    """
+    if workers < 2 or not jitter:
+        return 0.0
+    return jitter / math.sqrt(max(steps, 1.0)) * NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25))
 
 
 def _compared(alone: _Promise, best: _Promise, steps: int | None) -> str:

@@ -2,8 +2,9 @@
 
     spec ──> a child: builds one, resets it once ──> its spaces and the seeds that it takes, as data
 
-One that hangs or dies is looked at again, as a worker would be replaced; after the third time it is an error that says
-where. Does not know topologies.
+One that dies is looked at again, as a worker would be replaced; after the third time it is an error that says where.
+One that hangs has used up all patience there is, and is an error at once, as in the learner's own process. Does not
+know topologies.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from headrace.collecting.workers import PRELOAD
 from headrace.envs.building import first_look
 from headrace.envs.mended import mended
 from headrace.envs.spec import EnvSpec
-from headrace.evaluation.elsewhere import Elsewhere, NoAnswer
+from headrace.evaluation.elsewhere import Elsewhere, Hung, NoAnswer
 from headrace.memory import spaces
 from headrace.memory.crash_note import CrashNote
 from headrace.memory.spaces import ObservationSpace, Space
@@ -37,6 +38,8 @@ def look_elsewhere(spec: EnvSpec, seed: int, config: TopologyConfig) -> tuple[En
         try:
             with Elsewhere(child, spec, 1, look, payload, config.hang_ceiling_s) as looking:
                 seen = json.loads(looking.answer())
+        except Hung:
+            raise
         except NoAnswer as error:
             if tries == _TRIES:
                 error.add_note(f"{_TRIES} times in a row, each time in a fresh process.")

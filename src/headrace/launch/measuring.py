@@ -2,7 +2,10 @@
 
     step one environment for a moment, again where that was not steady -> seconds · two of them in two threads -> GIL?
 
-A busy machine spoils measurements, so they are repeated and the fastest one counts. Decides nothing (decision).
+A rollout takes the sum of its steps, so it is their mean that counts: a few long ones may be most of it. A busy machine
+spoils measurements, so they are repeated: the typical step is the median of the fastest one, and the mean of all of
+them over their median says what long steps add. Time in which the thread waited for a core is no step's. Where steps
+differ much, more of them are taken. Decides nothing (decision).
 """
 
 from __future__ import annotations
@@ -11,8 +14,13 @@ import math
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from statistics import mean, median, quantiles
+from dataclasses import dataclass, replace
+from itertools import cycle
+from statistics import fmean, mean, median, pstdev, quantiles
+
+import numpy as np
 
 from headrace.clock import now_s
 from headrace.envs.building import build_envs
@@ -26,9 +34,11 @@ from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import rollout_schema
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab
-from headrace.memory.spaces import empty_leaves
+from headrace.memory.spaces import empty_leaves, made_up
 
 _FIRST_LOOK_S, _BUDGET_S = 0.01, 0.1  # of stepping: enough to see that it is cheap, and to measure if it is not
+_ERROR, _LONGER_S = 0.05, 0.5  # of the mean, as a share of it; stepping that may be added to get there
+_ACTIONS = 64  # rows of them, drawn once and sent again and again
 _SHORTEST_S = 0.05  # the kernel counts a core's time in hundredths of a second
 
 
@@ -46,38 +56,100 @@ def measure(spec: EnvSpec, seed: int, envs: VectorEnv, n_envs: int = 1, until_s:
         return None
 
 
+@dataclass(frozen=True)
+class _Steps:
+    """What steps of one environment took."""
+
+    step_s: float
+    """On average."""
+    spread: float
+    jitter: float
+    doubt: float
+
+
+def measured_together(envs: VectorEnv, measured: Measured, n_envs: int) -> Measured:
+    """A cheap step among others: what a row of steps costs as a whole, all of its environments share.
+
+    `envs`: some more of the same. One alone pays all of it, so that many would look slower than they are. If they can't
+    be stepped, the first trial or rollout shows why.
+    """
+    try:
+        some_s = _alone(envs, envs.num_envs, math.inf).step_s
+    except (EnvFailure, HeadraceError):
+        return measured
+    return replace(measured, step_s=among_others(measured.step_s, some_s, envs.num_envs, n_envs))
+
+
+def among_others(one_s: float, some_s: float, some: int, n_envs: int) -> float:
+    """Seconds of a step of each of `n_envs`, from those of one alone and of each of some, stepped together."""
+    further_s = min(max((some * some_s - one_s) / (some - 1), 0.0), one_s)
+    return further_s + (one_s - further_s) / n_envs
+
+
 def _measured_pool(spec: EnvSpec, seed: int, n_envs: int, until_s: float) -> Measured:
     pool = build_envs(spec, range(n_envs), seed)
     try:
-        times, doubt = _alone(pool, n_envs, until_s)
+        seen = _alone(pool, n_envs, until_s)
     finally:
         pool.close()
-    return Measured(median(times), _spread(times), 1.0, doubt=doubt, is_pool=True)
+    return Measured(seen.step_s, seen.spread, 1.0, doubt=seen.doubt, is_pool=True, jitter=seen.jitter)
 
 
 def _measured(spec: EnvSpec, seed: int, envs: VectorEnv, until_s: float) -> Measured:
-    times, doubt = _alone(envs, 1, until_s)
-    typical, spread = median(times), _spread(times)
-    if typical < CHEAP_S or now_s() >= until_s:
-        return Measured(typical, spread, 1.0, doubt=doubt)
+    seen = _alone(envs, 1, until_s)
+    measured = Measured(seen.step_s, seen.spread, 1.0, doubt=seen.doubt, jitter=seen.jitter)
+    if seen.step_s < CHEAP_S or now_s() >= until_s:
+        return measured
     other = build_envs(spec, range(1, 2), seed)
     try:
-        two_threads = _two_threads(envs, other, mean(times), _rounds(typical))
-        return Measured(typical, spread, two_threads, doubt=doubt, cpu_share=_cpu_share(envs))
+        two_threads = _two_threads(envs, other, seen.step_s, _rounds(seen.step_s))
+        return replace(measured, two_threads=two_threads, cpu_share=_cpu_share(envs))
     finally:
         other.close()
 
 
-def _alone(envs: VectorEnv, n_envs: int, until_s: float) -> tuple[list[float], float]:
-    """Seconds of steps in the fastest measurement, and how far the second fastest was from it."""
-    seen = _stepped(envs, _FIRST_LOOK_S)
-    if now_s() >= until_s:
-        return [row_s / n_envs for row_s in seen], 1.0
-    first = median(seen) / n_envs
-    rounds = _rounds(first)
-    budget_s = _FIRST_LOOK_S if first < CHEAP_S else _BUDGET_S / rounds
-    times, doubt = repeated(lambda: _stepped(envs, budget_s), rounds, 3 * rounds if rounds > 1 else 1)
-    return [row_s / n_envs for row_s in times], doubt
+def _alone(envs: VectorEnv, n_envs: int, until_s: float) -> _Steps:
+    """In some rounds; more of them where steps differ so much that their mean is not known yet."""
+    queued_s, every = _queued_s(), list[list[float]]()
+
+    def once(budget_s: float) -> list[float]:
+        every.append(_stepped(envs, budget_s))
+        return every[-1]
+
+    fastest, doubt = once(_FIRST_LOOK_S), 1.0
+    if now_s() < until_s:
+        first = median(fastest) / n_envs
+        rounds = _rounds(first)
+        budget_s = _FIRST_LOOK_S if first < CHEAP_S else _BUDGET_S / rounds
+        every.clear()  # the first steps warmed up
+        queued_s = _queued_s()
+        fastest, doubt = repeated(lambda: once(budget_s), rounds, 3 * rounds if rounds > 1 else 1)
+        longer_s = min(until_s, now_s() + _LONGER_S)
+        while error_of_mean(every) > _ERROR and now_s() < longer_s:
+            once(budget_s)
+    typical = median(fastest)
+    tail, jitter = tail_of(every, _queued_s() - queued_s)
+    return _Steps(typical * tail / n_envs, _spread(fastest), jitter, doubt)
+
+
+def error_of_mean(rounds: Sequence[Sequence[float]]) -> float:
+    """The standard error of the mean of all steps, as a share of it."""
+    times = [one for times in rounds for one in times]
+    return pstdev(times) / fmean(times) / math.sqrt(len(times)) if any(times) else 0.0
+
+
+def tail_of(rounds: Sequence[Sequence[float]], queued_s: float) -> tuple[float, float]:
+    """The mean of all steps over their median, and their standard deviation over their mean.
+
+    In `queued_s` of them all other programs had the core: no step is shorter for it than a typical one.
+    """
+    times = [one for times in rounds for one in times]
+    typical, total_s = median(times), sum(times)
+    if not typical:
+        return 1.0, 0.0
+    own_s = max(total_s - queued_s, min(total_s, typical * len(times)))
+    is_own = own_s > 0.9 * total_s  # else it is not known whose the differences are
+    return own_s / len(times) / typical, pstdev(times) / fmean(times) if is_own else 0.0
 
 
 def _cpu_share(envs: VectorEnv) -> float:
@@ -150,10 +222,12 @@ def _stepped(envs: VectorEnv, budget_s: float) -> list[float]:
     row = Slab(schema, HeapSegment(slab_bytes(schema)).buffer).rows[0]
     obs = empty_leaves(envs.observation_space, envs.num_envs)
     envs.begin(obs)
-    row.action[...] = 0
+    drawn = made_up(envs.action_space, np.random.default_rng(0), _ACTIONS * envs.num_envs, from_zero=True)
+    actions = cycle(drawn.reshape(_ACTIONS, *row.action.shape))
     times: list[float] = []
     begun = now_s()
     while now_s() - begun < budget_s or len(times) < 4:
+        row.action[...] = next(actions)  # always the same one may end every episode early
         keep_lawful(envs.action_space, row.action, obs)
         before = now_s()
         envs.step(row, lambda env, obs: None)

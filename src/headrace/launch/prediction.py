@@ -18,11 +18,13 @@ from headrace.envs.building import build_envs, first_look
 from headrace.envs.spec import EnvSpec
 from headrace.envs.time_limit import RAISE, time_limit
 from headrace.errors import EnvError
-from headrace.launch.decision import Measured, update_s
-from headrace.launch.measuring import FreeCores, measure
+from headrace.launch.decision import CHEAP_S, Measured, update_s
+from headrace.launch.measuring import FreeCores, measure, measured_together
 from headrace.launch.rehearsal import Rehearsal
 from headrace.memory.crash_note import CrashNote
 from headrace.memory.spaces import ObservationSpace, Space
+
+_TOGETHER = 4  # cheap environments that are stepped in turn, to see what they share
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,7 @@ def look_at(
         with in_time():
             measured = measure(spec, seed, envs, place.n_envs, until_s)
             if now_s() < until_s:
-                begun_s = now_s()
-                build_envs(spec, range(1, 2), seed).close()  # the first one may have imported something
-                make_s = now_s() - begun_s
+                make_s, measured = _among_others(spec, seed, measured, place.n_envs)
         if measured is None:
             raise EnvError(f"{spec.name}: could not be stepped; headrace check {spec.name} shows why")
         measured = replace(measured, policy=rehearsed(observation, action))
@@ -79,6 +79,21 @@ def look_at(
     finally:
         with in_time():
             envs.close()
+
+
+def _among_others(spec: EnvSpec, seed: int, measured: Measured | None, n_envs: int) -> tuple[float, Measured | None]:
+    """What one more environment takes to build, now that everything is imported; and a step of it beside others."""
+    some = min(n_envs, _TOGETHER)
+    is_shared = measured is not None and measured.step_s < CHEAP_S and not measured.is_pool and some > 1
+    count, begun_s = some if is_shared else 1, now_s()
+    envs = build_envs(spec, range(1, 1 + count), seed)
+    try:
+        make_s = (now_s() - begun_s) / count
+        if measured is not None and is_shared:
+            measured = measured_together(envs, measured, n_envs)
+    finally:
+        envs.close()
+    return make_s, measured
 
 
 def forecasts(measured: Measured, place: TopologyConfig, cores: int) -> list[Forecast]:

@@ -29,7 +29,7 @@ from headrace.collecting.topology import TopologyConfig
 from headrace.collecting.workers import PRELOAD
 from headrace.envs.spec import EnvSpec
 from headrace.errors import HeadraceError
-from headrace.evaluation.elsewhere import Elsewhere
+from headrace.evaluation.elsewhere import Elsewhere, Hung
 from headrace.inference.devices import inference_on, open_device
 from headrace.inference.slots import SlotsPlan
 from headrace.launch.measuring import FreeCores
@@ -102,7 +102,7 @@ def measure(
 
 
 def _answered(asked: _Asked, config: TopologyConfig) -> dict[str, Any]:
-    """What the child says; if it fails, another one is asked."""
+    """What the child says; if it fails, another one is asked, unless it hung."""
     limit_s = min(config.hang_ceiling_s or _LONGEST_S, _LONGEST_S)
     for is_last in (False, True):
         child = Standby(config.start_method, PRELOAD, spares=0).take("headrace-trial")
@@ -111,7 +111,7 @@ def _answered(asked: _Asked, config: TopologyConfig) -> dict[str, Any]:
                 seen: dict[str, Any] = json.loads(trial.answer())
                 return seen
         except HeadraceError as error:
-            if is_last:
+            if is_last or isinstance(error, Hung):
                 raise
             logger.info("inference=auto is measured again: %s", message_of(error))
     raise AssertionError("the last failure was raised")

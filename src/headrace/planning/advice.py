@@ -10,6 +10,7 @@ may have measured it (`learning`). Does not know files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ _HAND_OVER_S = 400e-6  # per rollout and worker: lease, wake, commit, wake (as l
 _CALL_S = 15e-6  # of a policy, however few rows it acts for
 _ROUND_TRIP_S = 60e-6  # to an inference server and back
 _MOST_WORKERS = 16
+_SATURATED = 0.6  # of what the free cores can do: workers that use less sleep, and do not wait for a core
 _FEWER = 10  # times fewer logs, checkpoints, evaluations
 
 
@@ -120,7 +122,7 @@ def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
         cpu_s = now.cpu_s + have * now.collect["asking"]
         yield "collect while the learner learns", ahead, replace(now, kind=AHEAD, cpu_s=cpu_s), True
         if now.collect["stragglers"] > 0 and not is_crowded(e):  # else it is other programs that make them late
-            first = replace(now.scaled(stragglers=0.0), kind=AHEAD)
+            first = replace(now.scaled(stragglers=_still_late(e, now)), kind=AHEAD)
             text = "learn from the rollouts that come first, not from one of every worker"
             yield text, (*ahead, "--batch", "first_come"), first, True
     else:
@@ -137,6 +139,12 @@ def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
         more = n_envs + have - uneven
         even = replace(now.scaled(imbalance=0.0), steps=now.steps * more / n_envs)
         yield "as many environments for every worker", ("--n-envs", str(more)), even, True
+
+
+def _still_late(e: Evidence, now: Cycle) -> float:
+    """Of what a late worker takes beyond the others, the share that they can't fill: max_lag bounds how far they go."""
+    ahead_s = max(1, e.max_lag) * (e.usual_busy_s + now.own_s)
+    return sum(max(0.0, late_s - ahead_s) for late_s in e.late_s) / (sum(e.late_s) or 1.0)
 
 
 def _of_inference(e: Evidence, now: Cycle) -> Iterator[_Change]:
@@ -207,7 +215,7 @@ def _spread(e: Evidence, now: Cycle, count: int) -> Cycle:
     cpu_s = busy_s * _cpu_share(e, now)
     beside = max(1.0, min(count, now.cores))
     queued = count / have if _is_on_device(e) and e.inference == "local" else 1.0
-    even_s = max(busy_s / count, cpu_s / beside) + call_s * queued
+    even_s = max(busy_s * _largest(e, count), cpu_s / beside) + call_s * queued
     factor = even_s / sum(shared.values()) if sum(shared.values()) else 1.0
     collect = {**now.collect, **{name: factor * own for name, own in shared.items()}}
     collect["latency"] = now.collect.get("latency", 0.0) if e.workers else _HAND_OVER_S * count
@@ -221,10 +229,16 @@ def _spread(e: Evidence, now: Cycle, count: int) -> Cycle:
     return replace(new, beside={name: own * share for name, own in now.beside.items()})
 
 
+def _largest(e: Evidence, count: int) -> float:
+    """The share of all environments that the fullest of so many workers has: 2 of 8, with 4 workers as with 7."""
+    n_envs = max(1, int(e.number("n_envs", 1)))
+    return math.ceil(n_envs / count) / n_envs
+
+
 def _in_processes(e: Evidence, now: Cycle, count: int) -> Cycle:
     """Threads that take turns at one interpreter, as processes: each runs when it likes, on the cores that are free."""
     have, own_s = len(e.workers), sum(now.collect[name] for name in ("env", "inference", "copy"))
-    factor = (1.0 + now.collect["interpreter"] / own_s) / max(1.0, min(count, now.cores))
+    factor = (1.0 + now.collect["interpreter"] / own_s) * max(_largest(e, count), 1.0 / max(1.0, now.cores))
     new = now.scaled(env=factor, inference=factor, copy=factor, interpreter=0.0, imbalance=have / count)
     cpu_s = now.cpu_s + e.actors_cpu_s  # which that of a run in threads leaves out
     return replace(new, collect={**new.collect, "latency": _HAND_OVER_S * count}, cpu_s=cpu_s)
@@ -233,11 +247,11 @@ def _in_processes(e: Evidence, now: Cycle, count: int) -> Cycle:
 def _inline(e: Evidence, now: Cycle) -> Cycle:
     """What all workers do, one after the other; the policy acts for all at once, and nothing happens meanwhile."""
     have, busy_s, cpu_s = len(e.workers), sum(one.busy for one in e.workers), sum(one.cpu for one in e.workers)
-    factor = 1.0
-    if cpu_s and busy_s and (is_crowded(e) or have > e.free_cores or now.collect["interpreter"]):
+    factor, slowest_s = 1.0, max(one.busy for one in e.workers)
+    at_once = 1.0 if now.collect["interpreter"] else max(1.0, e.free_cores)
+    if cpu_s > _SATURATED * at_once * slowest_s:
         # They waited for a core or the interpreter, but the slowest one no longer than it took in all: it may sleep.
-        at_once = 1.0 if now.collect["interpreter"] else max(1.0, e.free_cores)
-        factor = min(1.0, max(cpu_s, at_once * max(one.busy for one in e.workers)) / busy_s)
+        factor = min(1.0, max(cpu_s, at_once * slowest_s) / busy_s)
     acting_s = factor * sum(one.inference for one in e.workers)
     each_s = acting_s / have
     call_s = each_s if _is_on_device(e) else min(each_s, e.steps / max(1.0, e.number("n_envs", 1)) * _CALL_S)
@@ -270,8 +284,9 @@ def _wider(e: Evidence, now: Cycle, times: int) -> Cycle:
     rows = e.steps / max(1.0, e.number("n_envs", 1))
     acting_s = now.collect["inference"]
     call_s = acting_s if _is_on_device(e) else min(acting_s, rows * _CALL_S)
-    fixed = ("asking", "latency", "stragglers", "slow_env")  # slow ones are exceptions, more of the others come
+    fixed = ("asking", "latency", "slow_env")  # slow ones are exceptions, more of the others come
     wider = {name: own * (1 if name in fixed else times) for name, own in now.collect.items()}
+    wider["stragglers"] = now.collect.get("stragglers", 0.0) * math.sqrt(times)  # sums of more steps differ by so much
     wider["inference"] = call_s + times * (acting_s - call_s)
     learn = {name: own * (1 if name in ("hand_over", "other") else times) for name, own in now.learn.items()}
     by_steps = ("checkpoint", "evaluation", "episodes")  # due every so many steps

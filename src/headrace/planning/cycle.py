@@ -4,6 +4,8 @@
     in step     max(collect, beside), learn                     workers collect while the session logs
     ahead       max(collect, learn + beside, CPU time / cores)  max_lag of at least 1: side by side
 
+What is hidden behind collecting now comes to light again if collecting becomes shorter than that.
+
 `collect` is that of the slowest worker. Its parts: what all workers do (env, inference, copy), what the slowest one
 does beyond the others (slow_env, imbalance, stragglers), what it takes to ask and to hand over (asking, latency), and
 what threads wait for the interpreter that they share (interpreter): it is in the wall time of all that they do.
@@ -20,7 +22,7 @@ from headrace.planning.evidence import BESIDE, COLLECTING, LEARNING, Evidence
 
 INLINE, IN_STEP, AHEAD = "inline", "in step", "ahead"
 _WAITS = 0.05  # of an update: a learner that waits less is not held up
-_IN_TURNS = (0.6, 1.3)  # CPU time of all threads over wall time: about one of them runs at any time
+_IN_TURNS = (0.6, 1.3)  # CPU time of all threads over the time of collecting: about one of them runs at any time
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Cycle:
     def update_s(self) -> float:
         """Of a whole update."""
         if self.kind == AHEAD:
-            return max(self.collect_s, self.own_s, self.crowded_s)
-        return self.collect_s + self.own_s
+            return max(self.collect_s, self.own_s + self.hidden_s, self.crowded_s)
+        return max(self.collect_s, self.hidden_s) + self.own_s
 
     @property
     def sps(self) -> float:
@@ -112,25 +114,23 @@ def cycle_of(evidence: Evidence) -> Cycle:
 
 def _collecting(e: Evidence) -> dict[str, float]:
     """The time until the slowest worker is done, by cause."""
+    if (window_s := _taken_in_turns_s(e)) > 0.0:
+        return _in_turns(e, window_s)
     busy = [one.busy for one in e.workers]
     spread = [sum(worker_of(e, index) == worker for index in e.slow_envs) for worker in range(len(busy))]
     excess = [min(_excess_s(e, count), 0.95 * one.env) for count, one in zip(spread, e.workers, strict=True)]
     usual = [own - more for own, more in zip(busy, excess, strict=True)]
-    slowest = usual.index(max(usual))
-    others = [own for worker, own in enumerate(usual) if worker != slowest]
-    even_s = min(fmean(others), max(usual)) if others else usual[0]
+    even_s = _even_s(usual)
     total = sum(busy) - sum(excess) or 1.0
     env, inference = sum(one.env for one in e.workers) - sum(excess), sum(one.inference for one in e.workers)
-    waiting = _waiting_share(e)
-    own_s = even_s * (1.0 - waiting)
-    acting_s = own_s * inference / total
+    acting_s = even_s * inference / total
     asking_s = max(0.0, acting_s - e.act_s) if e.inference == "central" else 0.0
     stragglers_s = max(0.0, e.busiest_s - max(busy))
     return {
-        "env": own_s * env / total,
+        "env": even_s * env / total,
         "inference": acting_s - asking_s,
-        "copy": own_s * sum(one.copy for one in e.workers) / total,
-        "interpreter": even_s - own_s,
+        "copy": even_s * sum(one.copy for one in e.workers) / total,
+        "interpreter": 0.0,
         "asking": asking_s,
         "slow_env": max(busy) - max(usual),
         "imbalance": max(usual) - even_s,
@@ -139,14 +139,36 @@ def _collecting(e: Evidence) -> dict[str, float]:
     }
 
 
-def _waiting_share(e: Evidence) -> float:
-    """Of the time of threads, what each waits for the others, if they take turns at one interpreter or core."""
+def _even_s(times: list[float]) -> float:
+    """What all workers take but the slowest one."""
+    slowest = times.index(max(times))
+    others = [own for worker, own in enumerate(times) if worker != slowest]
+    return min(fmean(others), max(times)) if others else times[0]
+
+
+def _in_turns(e: Evidence, window_s: float) -> dict[str, float]:
+    """The same of threads that take turns: what each of them does is its CPU time, all else is waiting for the others.
+
+    One that waits before its first step looks idle, and the one that is served last looks late: both are waiting.
+    """
+    cpu = [one.cpu for one in e.workers]
+    even_s, busy_s = _even_s(cpu), sum(one.busy for one in e.workers)
+    shares = {name: sum(getattr(one, name) for one in e.workers) / busy_s for name in COLLECTING}
+    none = dict.fromkeys(("asking", "slow_env", "stragglers", "latency"), 0.0)
+    parts = {name: even_s * share for name, share in shares.items()}
+    return parts | none | {"interpreter": window_s - max(cpu), "imbalance": max(cpu) - even_s}
+
+
+def _taken_in_turns_s(e: Evidence) -> float:
+    """How long collecting takes, if it is threads that take turns at one interpreter or core; else 0."""
     if e.place != "threads" or len(e.workers) < 2:
         return 0.0
-    wall_s, busy_s = max(one.busy for one in e.workers), sum(one.busy for one in e.workers)
-    cpu_s = sum(one.cpu for one in e.workers)
+    is_waiting = e.learner["wait"] > _WAITS * e.update_s
+    whole_s = (e.update_s if is_waiting else 0.0) if e.max_lag else e.collected_s
+    window_s = max(whole_s, *(one.busy for one in e.workers))
+    cpu_s, most_s = sum(one.cpu for one in e.workers), max(one.cpu for one in e.workers)
     least, most = _IN_TURNS
-    return 1.0 - cpu_s / busy_s if 0.0 < least * wall_s <= cpu_s <= min(most * wall_s, busy_s) else 0.0
+    return window_s if 0.0 < least * window_s <= cpu_s <= most * window_s and most_s < window_s else 0.0
 
 
 def worker_of(e: Evidence, index: int) -> int:

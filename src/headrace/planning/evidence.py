@@ -29,6 +29,7 @@ _LARGEST = 1e12  # a larger number is no measurement, and sums of such overflow
 _MOST_SHARDS = 1 << 16
 _CROWDED = 0.75  # of the machine's cores: with fewer, other programs matter
 _SAME_ENV, _MOST_SLOW, _SLOW = 0.8, 3, 2.0  # the same few environments are the slowest nearly always, and by this much
+_UNEXPLAINED = 0.7  # of what they take beyond the others: if as much is left, there are more slow ones
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,13 @@ class Evidence:
     workers: tuple[WorkerTimes, ...] = ()
     busiest_s: float = 0.0
     """Of whichever worker was the busiest in each update."""
+    late_s: tuple[float, ...] = ()
+    """How much longer than the one in the middle that was, in each update."""
+    usual_busy_s: float = 0.0
+    """Of the worker in the middle, in a typical update."""
     collected_s: float = 0.0
-    """From an update's end until its successor's rollouts were there, in a typical update."""
+    """From an update's end until its successor's rollouts were there: what the busiest worker took, and what a typical
+    update takes beyond that."""
     actors_cpu_s: float = 0.0
     learner_cpu_s: float = 0.0
     act_s: float = 0.0
@@ -119,9 +125,17 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
     by_worker = [[_worker(record, worker, turns) for worker in range(count)] for record in used]
     waits = [(record.get("headrace/time/wait", 0.0), _beside(record)) for record in used]
     busiest_s = _mean_of([max((one.busy for one in workers), default=0.0) for workers in by_worker])
+    middle = [median([one.busy for one in workers]) for workers in by_worker if workers]
+    late = [max(one.busy for one in workers) - usual for workers, usual in zip(by_worker, middle, strict=False)]
     is_waited = median([wait for wait, _ in waits] or [0.0]) > 0.02 * sum(learner.values())
-    collected_s = median([wait + beside for wait, beside in waits] or [0.0]) if is_waited else busiest_s
-    slow, slow_s, usual_s = _slow_envs(used, _whole(options.get("n_envs"), 1))
+    longer = [wait + beside - max((one.busy for one in workers), default=0.0)
+              for (wait, beside), workers in zip(waits, by_worker, strict=True)]  # fmt: skip
+    collected_s = busiest_s + max(0.0, median(longer or [0.0])) if is_waited else busiest_s
+    n_envs = _whole(options.get("n_envs"), 1)
+    slow, slow_s, usual_s = _slow_envs(used, n_envs)
+    env_s = sum(one.env for one in map(_mean_worker, zip(*by_worker, strict=True))) if count else learner["env"]
+    if not _explains(len(slow), slow_s, usual_s, n_envs, steps, env_s):
+        slow = ()
     free = [record["headrace/free_cores"] for record in used if "headrace/free_cores" in record]
     cores = max(1, _whole(where.get("cores"), 1))
     most_shards = min(_whole(options.get("n_envs"), _MOST_SHARDS), _MOST_SHARDS)
@@ -130,6 +144,8 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
         steps=steps,
         workers=tuple(_mean_worker([workers[worker] for workers in by_worker]) for worker in range(count)),
         busiest_s=busiest_s,
+        late_s=tuple(late),
+        usual_busy_s=median(middle or [0.0]),
         collected_s=collected_s,
         actors_cpu_s=_mean(used, "headrace/actors/cpu_s") / turns,
         learner_cpu_s=_mean(used, "headrace/cpu_s"),
@@ -137,7 +153,7 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
         slow_envs=slow,
         slow_env_s=slow_s,
         usual_env_s=usual_s,
-        is_vector=_is_vector(config, used, _whole(options.get("n_envs"), 1)),
+        is_vector=_is_vector(config, used, n_envs),
         gradient_steps=gradient_steps,
         updates=len(used),
         seconds=sum(learner.values()) * len(used),
@@ -228,6 +244,17 @@ def _slow_envs(records: Sequence[Record], n_envs: int) -> tuple[tuple[int, ...],
             slow_s = median(mine)
             return (tuple(sorted(named)), slow_s, usual_s) if slow_s >= _SLOW * usual_s else ((), 0.0, usual_s)
     return (), 0.0, usual_s
+
+
+def _explains(count: int, slow_s: float, usual_s: float, n_envs: int, steps: float, env_s: float) -> bool:
+    """Whether a few slow environments and usual ones take what stepping took in all.
+
+    A record names the slowest one only. Of four that are equally slow, two may be it nearly always: to name these two
+    would be a lie about the others, and about what it brings to mend them.
+    """
+    rows = steps / max(1, n_envs)
+    left_s = env_s - rows * (count * slow_s + (n_envs - count) * usual_s)
+    return left_s <= _UNEXPLAINED * rows * count * (slow_s - usual_s)
 
 
 def _worker(record: Record, worker: int, turns: int) -> WorkerTimes:

@@ -20,3 +20,8 @@ class Finding:
     """What to do; empty if nothing is to be done."""
     evidence: Mapping[str, float | int | str | bool | None] = field(default_factory=dict)
     """Numbers, by name."""
+
+    @property
+    def sentence(self) -> str:
+        """As a note beside other things."""
+        return f"{self.name}: {self.found}{f'; {self.advice}' if self.advice else ''}"

@@ -70,6 +70,15 @@ def diversity_findings(run_dir: Path) -> list[Finding]:
     return [*findings, judge_entropy(_course(records, episodes, frames[0]))]
 
 
+def start_finding(run_dir: Path) -> Finding:
+    """The first of them alone, for which the beginning of the journal is enough."""
+    frames, trouble = _frames(run_dir, _FRAMES_OF_STARTS)
+    if trouble:
+        return _unread(STARTS, trouble)
+    starts = starts_of(frames)
+    return judge_starts(starts.env, starts.episode, starts.digest)[0]
+
+
 def streams_of(frames: Sequence[Frame], entropies: dict[int, float]) -> Streams:
     """Rows of those updates in which every environment has one rollout of the same length, the first _ROWS of them."""
     n_envs = max((frame.env_start + len(frame.episode) for frame in frames), default=0)
@@ -96,12 +105,12 @@ def streams_of(frames: Sequence[Frame], entropies: dict[int, float]) -> Streams:
     return Streams(np.concatenate(actions)[:_ROWS], np.concatenate(valid)[:_ROWS], np.concatenate(entropy)[:_ROWS])
 
 
-def _frames(run_dir: Path) -> tuple[list[Frame], str]:
+def _frames(run_dir: Path, most: int | None = None) -> tuple[list[Frame], str]:
     """The journal's frames, or why there are none."""
     if not is_real_directory(run_dir / "journal"):
         return [], "the run has recorded no episodes (keep_episodes_mb=0, or nan_policy drop or clamp)"
     try:
-        return read_journal(run_dir / "journal")[1], ""
+        return read_journal(run_dir / "journal", most)[1], ""
     except HeadraceError as error:
         return [], str(error)
 

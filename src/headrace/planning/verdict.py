@@ -156,9 +156,9 @@ def _evidence(name: str, e: Evidence, cycle: Cycle) -> str:
         return f"the slowest worker of an update needs {_time(e.busiest_s)}, each of them {_time(busy_s)} on average"
     if name == INTERPRETER:
         cpu_s, count = sum(one.cpu for one in e.workers), len(e.workers)
-        together = f"{count} threads use {_time(cpu_s)} of CPU time in all while each is busy for"
+        together = f"{count} threads use {_time(cpu_s)} of CPU time in all, and collecting takes"
         shared = "one core is free" if e.free_cores < _TWO_CORES else "one interpreter"
-        return f"{shared}: {together} {_time(max(one.busy for one in e.workers))} {per}"
+        return f"{shared}: {together} {_time(cycle.collect_s)} {per}"
     words = {CHECKPOINTS: "checkpoints take", EVALUATIONS: "evaluations take", CALLBACK: "callbacks take"}
     own_s = sum(parts.get(part, 0.0) for part in _PARTS[name])
     return f"{words.get(name, 'outside of all measured phases:')} {_time(own_s)} {per}"

@@ -26,6 +26,8 @@ from headrace.extras import has
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular, require_no_links
 from headrace.plain_text import encodable
 from headrace.planning.evidence import evidence_of
+from headrace.planning.finding import Finding
+from headrace.planning.recorded_diversity import start_finding
 from headrace.planning.verdict import judge
 from headrace.telemetry.sinks import STEP_TAG, Record, read_records
 from headrace.views.number_format import MISSING, decimal, duration, whole
@@ -81,7 +83,7 @@ def write_report(run_dir: Path, has_figure: bool = True) -> None:
         versions=_flat(_read_json(run_dir / "versions.json")),
         png=png,
         no_png=f"{why} Draw it with: headrace report {run_dir}",
-        **_doctored(records, config, result),
+        **_doctored(records, config, result, start_finding(run_dir)),
     )
     if png is None:
         (run_dir / "report.png").unlink(missing_ok=True)  # an earlier session's, which this page does not show
@@ -90,12 +92,20 @@ def write_report(run_dir: Path, has_figure: bool = True) -> None:
     _replace(run_dir / "report.html", encodable(render_page(page), "utf-8").encode())
 
 
-def _doctored(records: Sequence[Record], config: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """What headrace doctor says of the run, and a strip per role; nothing of a run that recorded too little."""
-    evidence = evidence_of(records, config, result)
-    if not evidence.is_enough:
+def _doctored(
+    records: Sequence[Record], config: Mapping[str, Any], result: Mapping[str, Any], starts: Finding
+) -> dict[str, Any]:
+    """What headrace doctor says of the run, and a strip per role.
+
+    Nothing of a run that recorded too little, unless its environments begin alike, for which a few episodes are enough.
+    """
+    evidence, notes = evidence_of(records, config, result), [starts.sentence] if starts.level != "ok" else []
+    if not evidence.is_enough and not notes:
         return {}
-    verdict, strips = judge(evidence), strips_of(evidence)
+    verdict = judge(evidence, notes)
+    if not evidence.is_enough:
+        return {"verdict": verdict.sentence, "notes": verdict.notes}
+    strips = strips_of(evidence)
     return {
         "verdict": verdict.sentence,
         "causes": [(one.name, one.evidence) for one in verdict.causes],

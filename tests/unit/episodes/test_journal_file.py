@@ -411,3 +411,14 @@ def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "whole").symlink_to(tmp_path / "real")
     with pytest.raises(JournalError, match="a link"):
         read_journal(tmp_path / "whole")
+
+
+def test_the_beginning_can_be_read_alone(tmp_path: Path) -> None:
+    simple(tmp_path)
+    seed, frames = read_journal(tmp_path)
+    found, first = read_journal(tmp_path, 3)
+    assert (found, [(one.update, one.env_start) for one in first]) == (
+        seed,
+        [(one.update, one.env_start) for one in frames[:3]],
+    )
+    assert len(read_journal(tmp_path, len(frames) + 1)[1]) == len(frames)

@@ -60,6 +60,19 @@ class TestEvidence:
         seen = evidence_of([record(n, **times) for n in range(1, 12)], {"topology": {"n_envs": 8}}, {})
         assert (seen.slow_envs, seen.slow_env_s, seen.usual_env_s) == ((3,), 0.01, 0.001)
 
+    @pytest.mark.parametrize(("slow", "named"), [(1, (3,)), (2, ())])
+    def test_one_slow_env_is_not_named_if_there_must_be_another(self, slow: int, named: tuple[int, ...]) -> None:
+        # 64 rows of 8 environments an update: 10 ms a step of the slow ones, 1 ms one of the others.
+        env_s = 64 * (slow * 0.01 + (8 - slow) * 0.001)
+        times = {"envs/slowest": 3.0, "envs/slowest_s": 0.01, "envs/median_s": 0.001, "time/env": env_s}
+        records = [record(n, **times) | {"time/total_timesteps": 512.0 * n} for n in range(1, 12)]
+        seen = evidence_of(records, {"topology": {"n_envs": 8}}, {})
+        assert (seen.steps, seen.slow_envs) == (512, named)
+        where = {"topology": "processes", "workers": 2, "shards": 2}
+        halves = {"headrace/worker_0/env_s": env_s - 64 * 0.004, "headrace/worker_1/env_s": 64 * 0.004}
+        apart = [one | halves | {"headrace/time/env": 0.0} for one in records]
+        assert evidence_of(apart, {"topology": {"n_envs": 8}}, {"where": where}).slow_envs == named
+
     def test_environments_that_are_slow_in_turns_are_not_slow_envs(self) -> None:
         records = [
             record(n, **{"envs/slowest": float(n % 8), "envs/slowest_s": 0.01, "envs/median_s": 0.001})
@@ -73,6 +86,16 @@ class TestEvidence:
         seen = evidence_of([record(n, **times) for n in range(1, 9)], {}, {"where": where})
         assert [one.busy for one in seen.workers] == pytest.approx([0.2, 0.6])
         assert seen.busiest_s == pytest.approx(0.6)
+
+    def test_workers_that_are_late_in_most_updates_are_not_hard_to_reach(self) -> None:
+        # In two of three updates one of them sleeps for 0.6 s; then the learner waits for it, and 10 ms more.
+        where = {"topology": "processes", "workers": 2, "shards": 2, "cores": 2}
+        late = [0.6 if n % 3 else 0.1 for n in range(31)]
+        times = [{"worker_0/env_s": (own, 0.1)[n % 2], "worker_1/env_s": (0.1, own)[n % 2], "time/wait": own + 0.01}
+                 for n, own in enumerate(late)]  # fmt: skip
+        seen = evidence_of([record(n, **one) for n, one in enumerate(times, 1)], {}, {"where": where})
+        assert seen.collected_s - seen.busiest_s == pytest.approx(0.01)
+        assert judge(seen).shares[causes.COMMUNICATION] < 0.05
 
     @pytest.mark.parametrize(
         ("config", "result"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import headrace as hr
 from headrace.errors import UsageError
 from headrace.planning.finding import Finding
-from headrace.planning.recorded_diversity import diversity_findings
+from headrace.planning.recorded_diversity import diversity_findings, start_finding
+from headrace.views.report import write_report
 from support import diversity_envs as envs
 from support.torch_policy import TorchPolicy
 
@@ -34,6 +36,22 @@ def test_an_environment_that_takes_no_notice_of_its_seed(tmp_path: Path) -> None
     assert levels(findings) == ["problem", "ok", "ok"]
     assert "8 of 8 environments" in findings[0].found
     assert findings[0].evidence["distinct_starts"] == 256 / 8
+
+
+@pytest.mark.parametrize("steps", [512, 8_192], ids=["too short for a verdict", "long enough"])
+def test_the_report_says_that_environments_begin_alike_and_only_if_they_do(tmp_path: Path, steps: int) -> None:
+    for env, is_said in ((envs.OwnGenerator, True), (envs.Walk, False)):
+        run_dir = tmp_path / env.__name__
+        found = train(run_dir, env, steps=steps)[0]
+        write_report(run_dir, has_figure=False)
+        assert (escape(found.sentence) in (run_dir / "report.html").read_text()) == is_said
+        assert start_finding(run_dir) == found  # what the doctor says, from the beginning of the journal
+
+
+def test_without_a_journal_the_report_says_nothing_of_starts(tmp_path: Path) -> None:
+    with closing(hr.PPO("MlpPolicy", envs.OwnGenerator, n_envs=8, n_steps=32, topology="inline", seed=3)) as model:
+        model.learn(2_048, run_dir=tmp_path / "run", keep_episodes_mb=0)
+    assert "start states" not in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.planning import verdict as causes
-from headrace.planning.advice import Advice, advise
+from headrace.planning.advice import Advice, _spread, advise
 from headrace.planning.cycle import AHEAD, IN_STEP, Cycle, cycle_of, worker_of
 from headrace.planning.evidence import PHASES, Evidence, WorkerTimes
 from headrace.planning.verdict import judge
@@ -145,6 +145,20 @@ class TestVerdict:
         assert "one core is free" in judge(one_core).causes[0].evidence
         assert gain(one_core, "processes") == 1.0
 
+    def test_a_thread_that_waits_for_the_interpreter_before_its_first_step_is_not_late(self) -> None:
+        # One runs for 0.5 s while the other can't begin: each is busy for 0.6 s of 1 s, and had 0.5 s of the core.
+        one = WorkerTimes(env=0.4, inference=0.2, idle=0.4, cpu=0.5)
+        threads = replace(run((one, one), wait=1.0, sgd=0.1), place="threads", busiest_s=0.8)
+        verdict = judge(threads)
+        assert verdict.names[0] == causes.INTERPRETER
+        assert verdict.shares[causes.INTERPRETER] == pytest.approx(0.5 / 1.1)
+        assert verdict.shares[causes.STRAGGLERS] == verdict.shares[causes.COMMUNICATION] == 0.0
+
+    def test_one_thread_that_does_all_the_work_does_not_wait_for_the_interpreter(self) -> None:
+        quick, slow = WorkerTimes(env=0.05, idle=0.95, cpu=0.05), WorkerTimes(env=1.0, cpu=1.0)
+        threads = replace(run((quick, slow), wait=1.0, sgd=0.1), place="threads")
+        assert judge(threads).names == (causes.IMBALANCE,)
+
     @pytest.mark.parametrize(
         ("cpu", "place"),
         [
@@ -169,6 +183,12 @@ class TestAdvice:
         # 0.8 s of stepping in 4 workers: 0.2 s, 4 x 400 us to hand over, and 0.2 s of learning
         assert gain(run(env=0.8, sgd=0.2), "--workers") >= 1.0 / (0.2 + 0.0016 + 0.2) - 1e-9
 
+    def test_seven_workers_with_eight_environments_are_as_fast_as_four(self) -> None:
+        slow = replace(run(env=0.8, sgd=0.2), actors_cpu_s=0.01, learner_cpu_s=0.21)  # which sleep
+        by_count = {one: cycle_of(slow).update_s / _spread(slow, cycle_of(slow), one).update_s for one in (4, 7, 8)}
+        assert by_count[4] == pytest.approx(1.0 / (0.2 + 4 * 400e-6 + 0.2))
+        assert by_count[7] < by_count[4] < by_count[8]
+
     def test_workers_need_cores_unless_their_environments_sleep(self) -> None:
         burning = replace(run(env=0.8, sgd=0.2), free_cores=1.0, cores=1)
         assert gain(burning, "--topology") <= 1.0 / 0.8 + 1e-9  # collect while the learner learns, at best
@@ -183,6 +203,27 @@ class TestAdvice:
     def test_overlap_by_hand(self) -> None:
         in_step = run((busy(env=0.5), busy(env=0.5)), wait=0.5, sgd=0.5)
         assert gain(in_step, "--max-lag") == pytest.approx(2.0)
+
+    def test_what_is_hidden_comes_to_light_when_collecting_becomes_shorter(self) -> None:
+        # 0.5 s of logs behind 0.9 s of stepping: four workers step for 0.45 s, and then the logs are what takes time.
+        hidden = run((WorkerTimes(env=0.9, cpu=0.01),) * 2, wait=0.4, log=0.5, sgd=0.1)
+        assert gain(hidden, "--workers") == pytest.approx(1.0 / (0.5 + 0.1))
+        # Learning ahead, logs are the learner's: 0.6 s against 0.9 s.
+        assert gain(hidden, "--max-lag") == pytest.approx(1.0 / 0.9)
+        assert replace(cycle_of(hidden), kind=AHEAD).scaled(env=0.1).update_s == pytest.approx(0.6)
+
+    def test_learning_from_the_first_helps_as_far_as_max_lag_lets_the_others_go_on(self) -> None:
+        # Every second update one of four sleeps 1 s longer; the others need 0.1 s, and learning takes 0.1 s.
+        workers = (WorkerTimes(env=0.225, cpu=0.01),) * 4
+        late = replace(run(workers, wait=0.6, sgd=0.1), busiest_s=0.6, late_s=(0.0, 1.0) * 4, usual_busy_s=0.1)
+        # Of 0.375 s of waiting a fifth is filled: 1 s less one update of 0.2 s.
+        assert gain(late, "first_come") == pytest.approx(0.7 / (0.225 + 0.8 * 0.375))
+        short = replace(late, late_s=(0.0, 0.1) * 4)
+        assert gain(short, "first_come") == pytest.approx(0.7 / 0.225)  # all of it
+
+    def test_workers_with_more_environments_differ_by_the_root(self) -> None:
+        late = replace(run((WorkerTimes(env=0.3, cpu=0.01),) * 4, wait=0.9, sgd=0.1), busiest_s=0.9, late_s=(0.6,))
+        assert gain(late, "--n-envs") == pytest.approx(4 * 1.0 / (4 * 0.3 + 2 * 0.6 + 4 * 0.1))
 
     def test_fewer_logs_checkpoints_epochs_by_hand(self) -> None:
         assert gain(run(log=0.5, sgd=0.5), "--log-interval") == pytest.approx(1 / 0.55)
@@ -225,6 +266,11 @@ class TestAdvice:
     def test_one_worker_that_sleeps_on_a_busy_machine_sleeps_as_long_inline(self) -> None:
         quick, slow = WorkerTimes(env=0.1, cpu=0.01), WorkerTimes(env=1.0, cpu=0.01)
         assert gain(replace(run((quick, slow), wait=1.0, sgd=0.1), free_cores=1.0), "inline") == 1.0
+
+    def test_workers_that_sleep_at_different_times_sleep_one_after_the_other_inline(self) -> None:
+        # Four of them on two cores, each asleep for 0.3 s, the last one up to 0.9 s: inline that is 1.2 s.
+        late = replace(run((WorkerTimes(env=0.3, cpu=0.01),) * 4, wait=0.9, sgd=0.1), busiest_s=0.9, free_cores=2.0)
+        assert gain(late, "inline") == 1.0
 
     def test_the_policy_inline_acts_once_for_all(self) -> None:
         # 64 rows of 15 us are what a call takes, however few rows it has; 2 x 10 ms less one of them.
