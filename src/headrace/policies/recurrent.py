@@ -182,18 +182,20 @@ class RecurrentPolicy(ActorCritic):
         """Actions for the environment and the next state, as arrays, of one observation or a batch."""
         obs, is_batch = self.obs_to_tensor(observation)
         with torch.no_grad():
-            before = self.started(_rows_of(obs), None if state is None else torch.as_tensor(state), episode_start)
+            before = self.started(_rows_of(obs), state, episode_start)
             actions, after = self.act(obs, None if deterministic else drawn(self.noise, before), before)
-        sent = as_sent(self._spaces[1], actions).numpy()
-        return (sent if is_batch else sent[0]), after.numpy()
+        sent = as_sent(self._spaces[1], actions.cpu()).numpy()
+        return (sent if is_batch else sent[0]), after.cpu().numpy()
 
-    def started(self, rows: int, state: Tensor | None, episode_starts: Any) -> Tensor:
-        """A state, with 0 where an episode starts."""
+    def started(self, rows: int, state: Any, episode_starts: Any) -> Tensor:
+        """A state, where the parameters are, with 0 where an episode starts."""
+        device = next(self.parameters()).device
         if state is None:
-            return torch.zeros(rows, self.state_size)
+            return torch.zeros(rows, self.state_size, device=device)
+        state = torch.as_tensor(state, device=device)
         if episode_starts is None:
             return state
-        going_on = ~torch.as_tensor(episode_starts, dtype=torch.bool).reshape(rows, 1)
+        going_on = ~torch.as_tensor(episode_starts, dtype=torch.bool, device=device).reshape(rows, 1)
         return torch.where(going_on, state, 0.0)
 
 
