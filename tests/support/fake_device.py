@@ -29,10 +29,10 @@ from headrace.launch.rehearsal import _made_up
 from headrace.learning import assembly, device_adam, ppo, sequences
 from headrace.learning.algorithm import Moment
 from headrace.learning.config import ImpalaConfig, PpoConfig
-from headrace.memory.spaces import Box, Dict, Discrete, MultiDiscrete, ObservationSpace, Space, as_seen
+from headrace.memory.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, ObservationSpace, Space, as_seen
+from headrace.policies import masks
 from headrace.policies import sequences as policy_sequences
 from headrace.policies.config import RECURRENT, PolicyConfig
-from headrace.policies.networks import build_policy
 from headrace.policies.normalization import normalized
 from headrace.policies.policy import state_size_of
 from headrace.weights.flat import FlatParameters
@@ -49,7 +49,7 @@ CASES = [
     ("MlpPolicy", "ppo", ""), ("CnnPolicy", "impala", ""), ("MultiInputPolicy", "ppo", ""),
     *(("MultiInputPolicy", "ppo", mutation) for mutation in ("rows", "moments", "completion", "choices")),
     ("MlpLstmPolicy", "ppo", ""), ("MlpGruPolicy", "ppo", ""), ("MultiInputLstmPolicy", "ppo", ""),
-    ("MultiInputGruPolicy", "ppo", ""), ("own", "ppo", ""),
+    ("MultiInputGruPolicy", "ppo", ""), ("own", "ppo", ""), ("masked MlpLstmPolicy", "ppo", ""),
     *(("MultiInputLstmPolicy", "ppo", mutation) for mutation in ("sequences", "states", "chunks", "mean_0")),
     *(("MlpGruPolicy", "ppo", mutation) for mutation in ("sequences", "moments")),
 ]  # fmt: skip
@@ -58,6 +58,7 @@ VECTOR, IMAGE = Box((3,), "float32", (-1.0,), (1.0,)), Box((36, 36, 1), "uint8",
 CHOICES = MultiDiscrete((2, 3), (2,), (0, 1))
 SPACES: dict[str, tuple[ObservationSpace, Space]] = {
     "own": (VECTOR, Discrete(3)),
+    "masked": (Dict((("action_mask", MultiBinary((5,))), ("observation", VECTOR))), CHOICES),
     "Mlp": (VECTOR, Box((2,), "float32", (-1.0,), (1.0,))),
     "Cnn": (IMAGE, Discrete(3)),
     "MultiInput": (Dict((("a", VECTOR), ("b", IMAGE), ("c", CHOICES), ("d", Discrete(4, 1)))), CHOICES),
@@ -145,8 +146,9 @@ def built(policy: str, observation: ObservationSpace, action: Space) -> nn.Modul
     """A policy by its name; those with a memory are normalised, and late rows have two versions."""
     if policy == "own":
         return Counting(observation, action)  # type: ignore[arg-type]
-    config = PolicyConfig(policy, norm_obs=policy in RECURRENT)
-    return normalized(build_policy(config, observation, action, 1), observation, config)
+    name = policy.removeprefix("masked ")
+    config = PolicyConfig(name, norm_obs=name in RECURRENT, action_masks=name != policy)
+    return normalized(masks.built(config, observation, action, 1), observation, config)
 
 
 @contextmanager
