@@ -179,8 +179,6 @@ def build_algorithm(config: AlgorithmConfig, flat: FlatParameters, seed: int) ->
     if state_size_of(flat.module):
         if config.name != "ppo":
             raise UsageError(f"policy: recurrent policies are trained by PPO, not by {config.name.upper()}; use hr.PPO")
-        if flat.vector.device.type != "cpu":
-            raise UsageError("learner_device: recurrent policies are trained on the CPU; leave device out")
         home = recurrent_ppo
     return normalizing(home.build(flat, config, seed), flat.module, config)
 

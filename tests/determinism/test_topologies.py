@@ -98,6 +98,7 @@ def obedient(case: Case, folder: Path) -> Case:
         ("stacks", 2, 3, 8),
         ("lstm", 2, 3, 10),
         ("gru", 3, 0, 11),
+        ("masked_lstm", 2, 3, 12),
         ("continuous", 2, 0, 3),
         ("dict", 2, 0, 10),
         ("nested", 2, 3, 11),
@@ -201,6 +202,7 @@ RESUMES = [
     ("masked", "threads", "processes"),
     ("lstm", "processes, 5 shards", "threads"),
     ("gru", "inline", "processes 3"),
+    ("masked_lstm", "processes", "inline"),
 ]
 
 

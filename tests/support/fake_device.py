@@ -20,43 +20,57 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import nn
+from torch._decomp.decompositions import gru_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorDeviceMismatchError, FakeTensorMode
 from torch.utils import backend_registration
 
 from headrace.build import build_algorithm
 from headrace.launch.rehearsal import _made_up
-from headrace.learning import assembly, device_adam, ppo
+from headrace.learning import assembly, device_adam, ppo, sequences
 from headrace.learning.algorithm import Moment
 from headrace.learning.config import ImpalaConfig, PpoConfig
-from headrace.memory.spaces import Box, Dict, Discrete, MultiDiscrete, ObservationSpace, Space
-from headrace.policies.config import PolicyConfig
-from headrace.policies.networks import build_policy
+from headrace.memory.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, ObservationSpace, Space, as_seen
+from headrace.policies import masks
+from headrace.policies import sequences as policy_sequences
+from headrace.policies.config import RECURRENT, PolicyConfig
+from headrace.policies.normalization import normalized
+from headrace.policies.policy import state_size_of
 from headrace.weights.flat import FlatParameters
 from headrace.weights.saving import load, snapshot
 from headrace.weights.store import Weights, WeightStore
+from support.recurrent_policies import Counting
 
 NAME = "fakegpu"
-READINGS: dict[str, Any] = {"tolist": lambda tensor: [1.0] * len(tensor), "__float__": lambda tensor: 1.0}
+READINGS: dict[str, Any] = {
+    "tolist": lambda tensor: [1.0] * len(tensor), "__float__": lambda tensor: 1.0, "__int__": lambda tensor: 1,
+    "__bool__": lambda tensor: False,  # nothing of it is negative
+}  # fmt: skip
 CASES = [
     ("MlpPolicy", "ppo", ""), ("CnnPolicy", "impala", ""), ("MultiInputPolicy", "ppo", ""),
     *(("MultiInputPolicy", "ppo", mutation) for mutation in ("rows", "moments", "completion", "choices")),
+    ("MlpLstmPolicy", "ppo", ""), ("MlpGruPolicy", "ppo", ""), ("MultiInputLstmPolicy", "ppo", ""),
+    ("MultiInputGruPolicy", "ppo", ""), ("own", "ppo", ""), ("masked MlpLstmPolicy", "ppo", ""),
+    *(("MultiInputLstmPolicy", "ppo", mutation) for mutation in ("sequences", "states", "chunks", "mean_0")),
+    *(("MlpGruPolicy", "ppo", mutation) for mutation in ("sequences", "moments")),
 ]  # fmt: skip
 """Policy, algorithm, and which tensor stays on the CPU."""
 VECTOR, IMAGE = Box((3,), "float32", (-1.0,), (1.0,)), Box((36, 36, 1), "uint8", (0.0,), (255.0,))
 CHOICES = MultiDiscrete((2, 3), (2,), (0, 1))
 SPACES: dict[str, tuple[ObservationSpace, Space]] = {
-    "MlpPolicy": (VECTOR, Box((2,), "float32", (-1.0,), (1.0,))),
-    "CnnPolicy": (IMAGE, Discrete(3)),
-    "MultiInputPolicy": (Dict((("a", VECTOR), ("b", IMAGE), ("c", CHOICES), ("d", Discrete(4, 1)))), CHOICES),
+    "own": (VECTOR, Discrete(3)),
+    "masked": (Dict((("action_mask", MultiBinary((5,))), ("observation", VECTOR))), CHOICES),
+    "Mlp": (VECTOR, Box((2,), "float32", (-1.0,), (1.0,))),
+    "Cnn": (IMAGE, Discrete(3)),
+    "MultiInput": (Dict((("a", VECTOR), ("b", IMAGE), ("c", CHOICES), ("d", Discrete(4, 1)))), CHOICES),
 }
 
 
 def moved(module: nn.Module, mode: FakeTensorMode, but: str = "") -> nn.Module:
     """A module whose parameters and buffers are fake tensors on the device."""
     for one in module.modules():
-        for name, parameter in one._parameters.items():
-            if parameter is not None:
-                one._parameters[name] = nn.Parameter(mode.from_tensor(parameter.detach()).to(NAME))
+        for name, parameter in list(one._parameters.items()):
+            if parameter is not None:  # setattr: an LSTM has a list of its own of them
+                setattr(one, name, nn.Parameter(mode.from_tensor(parameter.detach()).to(NAME)))
         for name, buffer in one._buffers.items():
             if buffer is not None:
                 fake = mode.from_tensor(buffer)
@@ -76,30 +90,42 @@ def main() -> None:
 
 
 def learn(policy: str, algorithm: str, mutation: str) -> int:
-    """Two updates with completion, publishing and a snapshot; the number of readings."""
-    observation, action = SPACES[policy]
+    """Two updates with completion, publishing and a snapshot; the number of readings. A memory is normalised, too."""
+    observation, action = next(spaces for stem, spaces in SPACES.items() if policy.startswith(stem))
     config: Any = PpoConfig(batch_size=7, n_epochs=2, clip_range_vf=0.2, target_kl=9.0)
     config = config if algorithm == "ppo" else ImpalaConfig(batch_size=7)
-    batch = _made_up(observation, action, 4, 5, 0)
+    module: Any = built(policy, observation, action)
+    remembers = state_size_of(module) > 0
+    if remembers:
+        config = replace(config, late="vtrace", batch_size=3)  # chunks of 3 rows and of 2
+    batch = _made_up(observation, action, 4, 5, state_size_of(module))
+    if remembers:
+        batch.terminated[1, 2] = batch.truncated[0, 3] = True
+        batch.valid[2, 2] = False
     version = np.repeat(np.array([0, 0, 0, 1, 1]), 4).reshape(5, 4)  # two acted, and the present one is another
     final = {name: leaf[:1].copy() for name, leaf in batch.last_leaves.items()}
     batch = replace(batch, final_row=np.array([3]), version=version, final_leaves=final)
-    module = build_policy(PolicyConfig(policy), observation, action, 1)
     readings: list[torch.device] = []
 
     def numpy(tensor: torch.Tensor) -> Any:
         assert tensor.device.type == "cpu", f"numpy() of a tensor on {tensor.device}"
         readings.append(tensor.device)
-        return np.ones(tuple(tensor.shape), np.float32)
+        return getattr(tensor, "array", np.ones(tuple(tensor.shape), np.float32))
 
-    from_numpy = torch.from_numpy
+    def from_numpy(array: Any) -> torch.Tensor:
+        tensor: Any = mode.from_tensor(real(array))
+        tensor.array = array  # numbers of rows are read again, on the CPU
+        return tensor
+
+    real = torch.from_numpy
     with ExitStack() as undo:
         mode = undo.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         for name, reading in READINGS.items() | {("numpy", numpy)}:
             undo.enter_context(mock.patch.object(FakeTensor, name, reading))
-        undo.enter_context(mock.patch.object(torch, "from_numpy", lambda array: mode.from_tensor(from_numpy(array))))
+        undo.enter_context(mock.patch.object(torch, "from_numpy", from_numpy))
+        undo.enter_context(mock.patch.object(torch._VF, "gru", gru_impl))  # torch's own, in Python: fakes stay fakes
         undo.enter_context(mutated(mutation))
-        flat = FlatParameters(moved(module, mode, "start" if mutation == "choices" else ""))
+        flat = FlatParameters(moved(module, mode, {"choices": "start"}.get(mutation, mutation)))
         weights = Weights(flat, WeightStore(flat.size, 3))
         weights.publish()
         learner = build_algorithm(config, flat, 1)
@@ -110,7 +136,19 @@ def learn(policy: str, algorithm: str, mutation: str) -> int:
         assert {tensor.device.type for tensor in tensors.values()} == {"cpu"}
         load(weights, tensors)
         assert flat.vector.device.type == NAME
+        if hasattr(flat.module, "started"):  # the calls of users of sb3-contrib
+            obs = as_seen({name: leaf[0] for name, leaf in batch.leaves.items()})
+            flat.module.predict(obs, np.zeros(batch.state.shape, np.float32), np.ones(4, bool))
     return len(readings)
+
+
+def built(policy: str, observation: ObservationSpace, action: Space) -> nn.Module:
+    """A policy by its name; those with a memory are normalised, and late rows have two versions."""
+    if policy == "own":
+        return Counting(observation, action)  # type: ignore[arg-type]
+    name = policy.removeprefix("masked ")
+    config = PolicyConfig(name, norm_obs=name in RECURRENT, action_masks=name != policy)
+    return normalized(masks.built(config, observation, action, 1), observation, config)
 
 
 @contextmanager
@@ -127,6 +165,9 @@ def mutated(name: str) -> Iterator[None]:
         "rows": (ppo, "as_rows", stays),
         "completion": (assembly, "as_rows", stays),
         "moments": (device_adam, "torch", mock.Mock(zeros_like=zeros_like, linalg=torch.linalg)),
+        "sequences": (policy_sequences.Split, "_there", lambda split, numbers: torch.from_numpy(numbers)),
+        "states": (sequences, "_put", lambda array, device: torch.from_numpy(array)),
+        "chunks": (sequences, "_chosen", lambda column, index: column.cpu().index_select(1, index.cpu()).flatten(0, 1)),
     }.get(name, (ppo, "as_rows", ppo.as_rows))
     with mock.patch.object(target, attribute, put):
         yield

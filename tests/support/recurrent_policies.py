@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from headrace.learning.batch import Batch
-from headrace.memory.spaces import Space
+from headrace.memory.spaces import Dict, MultiBinary, Space, choices_of
 from headrace.policies.config import PolicyConfig
 from headrace.policies.distributions import distribution_for
-from headrace.policies.networks import VectorEncoder, build_policy
+from headrace.policies.masks import MaskedRecurrentPolicy, built
+from headrace.policies.networks import VectorEncoder
 from headrace.policies.noise_spec import NoiseSpec
 from headrace.policies.policy import Evaluation
 from support.ppo_rows import mixed_batch, shaken, spaces_named
@@ -59,7 +60,10 @@ def recurrent_policy(name: str, observation: str, action: str, seed: int, **opti
     if name == "own":
         return counting(*spaces, seed)
     config = PolicyConfig(name, (8,), lstm_hidden_size=8, **options)
-    return shaken(build_policy(config, *spaces, seed), seed)
+    if config.action_masks:
+        mask = MultiBinary((sum(choices_of(spaces[1])),))
+        spaces = Dict((("action_mask", mask), ("observation", spaces[0]))), spaces[1]  # type: ignore[assignment]
+    return shaken(built(config, *spaces, seed), seed)
 
 
 def recurrent_batch(versions: dict[int, Any], version: Any, observation: str, action: Space, seed: int) -> Batch:
@@ -73,10 +77,25 @@ def recurrent_batch(versions: dict[int, Any], version: Any, observation: str, ac
     kept = np.isin(batch.final_row, np.flatnonzero(batch.truncated & batch.valid))
     batch.final_row = batch.final_row[kept]
     batch.final_leaves = {name: leaf[kept] for name, leaf in batch.final_leaves.items()}
+    if isinstance(next(iter(versions.values())), MaskedRecurrentPolicy):
+        _mask(batch, choices_of(action), seed)
     size = next(iter(versions.values())).state_size
     batch.state = np.random.default_rng(seed + 7).normal(size=(batch.n_envs, size)).astype(np.float32)
     batch.state[::2] = 0.0
     return batch
+
+
+def _mask(batch: Batch, counts: tuple[int, ...], seed: int) -> None:
+    """Masks for one choice: half of it is allowed, and so is what was taken, but the last one never."""
+    (count,), rng = counts, np.random.default_rng(seed + 9)
+    batch.action %= count - 1
+    for leaves in (batch.leaves, batch.last_leaves, batch.final_leaves):
+        obs = leaves.pop("obs")
+        mask = (rng.random((*obs.shape[: 2 if leaves is batch.leaves else 1], count)) < 0.5).astype(np.int8)
+        if leaves is batch.leaves:
+            np.put_along_axis(mask, batch.action[..., None], 1, -1)
+        mask[..., -1] = 0
+        leaves.update({"obs/action_mask": mask, "obs/observation": obs})
 
 
 class _Uniform(nn.Module):

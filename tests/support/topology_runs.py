@@ -32,6 +32,7 @@ STACKED = ('gymnasium.wrappers:FrameStackObservation {"stack_size": 4}',)
 
 LSTM = PolicyConfig("MlpLstmPolicy", lstm_hidden_size=16, net_arch=(16,))
 GRU = PolicyConfig("MultiInputGruPolicy", lstm_hidden_size=9, n_lstm_layers=2, net_arch=(16,))
+MASKED_LSTM = PolicyConfig("MlpLstmPolicy", lstm_hidden_size=16, net_arch=(16,), action_masks=True, norm_obs=True)
 
 
 def threads(workers: int, **more: Any) -> dict[str, Any]:
@@ -114,8 +115,8 @@ class Case:
 
 
 # A classic, a generator that moves in every step, the same with normalised observations and rewards, images, stacks of
-# them, continuous actions, action masks, observations of several arrays, flat and nested, policies with a memory, and
-# episodes of more than 10 slabs. 13 environments (7 with stacks): no number of workers divides them.
+# them, continuous actions, action masks, observations of several arrays, flat and nested, policies with a memory, with
+# masks as well, and episodes of more than 10 slabs. 13 environments (7 with stacks): no number of workers divides them.
 CASES = {
     one.name: one
     for one in (
@@ -128,6 +129,7 @@ CASES = {
         Case("normalized", "support.bit_envs:Noisy", 16, policy=PolicyConfig(norm_obs=True), ppo={"norm_reward": True}),
         Case("lstm", "support.memory_envs:Recall", kwargs={"delay": 10, "is_cut": True}, policy=LSTM),
         Case("gru", "support.dict_envs:Signpost", 16, 5, policy=GRU, ppo={"batch_size": 30}),
+        Case("masked_lstm", "support.bit_envs:Hand", 10, 4, kwargs={"limit": 4}, policy=MASKED_LSTM),
         Case("dict", "support.dict_envs:Signpost", 8, 5, policy=PolicyConfig("MultiInputPolicy")),
         Case("nested", "support.dict_envs:Nested", 6, 3, policy=PolicyConfig("auto")),
         Case("long", "support.bit_envs:LongWalk", updates=14, kwargs={"limit": 90}, ppo={"gradients": "autograd"}),

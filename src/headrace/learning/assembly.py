@@ -61,7 +61,7 @@ def assemble(slabs: Sequence[Slab]) -> Batch:
 def complete(batch: Batch, policy_of: PolicyOf, device: Device = None) -> None:
     """Fill the completed fields of a batch; `policy_of(version)` holds the weights of a version that acted."""
     if batch.state is not None:
-        complete_sequences(batch, policy_of)
+        complete_sequences(batch, policy_of, device)
         return
     n_rows = batch.n_steps * batch.n_envs
     obs = {name: as_rows(leaf, n_rows, device) for name, leaf in batch.leaves.items()}

@@ -90,7 +90,7 @@ class Ppo:
         self._flat.module.train()
         frozen = self._flat.frozen()
         for indices in minibatches(units, size, config.n_epochs, generator):
-            minibatch = self._gradients.minibatch(rows, torch.from_numpy(indices).to(device), coefficients)
+            minibatch = self._gradients.minibatch(rows, torch.from_numpy(indices), coefficients)
             terms = self._gradients(minibatch, 0, len(indices), self._flat.gradient)
             for gradient in frozen:
                 gradient.zero_()

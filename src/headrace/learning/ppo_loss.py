@@ -127,7 +127,8 @@ class AutogradGradients:
         self._policy = as_policy(flat.module)
 
     def minibatch(self, rows: Rows, index: Tensor, coefficients: Coefficients) -> Minibatch:
-        """The minibatch's advantages."""
+        """The minibatch's advantages. `index` is on the CPU."""
+        index = index.to(rows.advantage.device)
         advantage = rows.advantage.index_select(0, index)
         if coefficients.normalize_advantage:
             advantage = normalized(advantage)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.errors import UsageError
 from headrace.learning.advantages import Targets
 from headrace.learning.algorithm import Moment
 from headrace.learning.batch import Array, Batch
@@ -30,8 +29,6 @@ class RecurrentPpo(Ppo):
     """PPO over sequences."""
 
     def __init__(self, flat: FlatParameters, config: PpoConfig, seed: int) -> None:
-        if flat.vector.device.type != "cpu":
-            raise UsageError(f"learner_device={flat.vector.device}: recurrent policies learn on the CPU; leave it out")
         super().__init__(flat, config, seed)
         self._picked_from = chunks_of
 
@@ -63,9 +60,9 @@ def chunks_of(batch: Batch, targets: Targets, size: int, device: torch.device) -
 
     value = batch.value if targets.value is None else targets.value
     columns = batch.action, targets.log_prob, value, targets.advantage, targets.returns, targets.weight
-    obs = as_seen({name: torch.from_numpy(chunked(leaf)) for name, leaf in batch.leaves.items()})
+    obs = as_seen({name: torch.from_numpy(chunked(leaf)).to(device) for name, leaf in batch.leaves.items()})
     valid = chunked(batch.valid, False)
-    state = torch.from_numpy(batch.chunk_state.reshape(-1, batch.chunk_state.shape[-1]))
-    rows = Rows(obs, *(torch.from_numpy(chunked(column)) for column in columns))
-    chunks = Chunks(rows, chunked(starts_of(batch)), valid, state)
+    state = torch.from_numpy(batch.chunk_state.reshape(-1, batch.chunk_state.shape[-1])).to(device)
+    rows = Rows(obs, *(torch.from_numpy(chunked(column)).to(device) for column in columns))
+    chunks = Chunks(rows, state, chunked(starts_of(batch)), valid)
     return chunks, np.flatnonzero(valid.any(0)), max(1, size // length)

@@ -5,7 +5,8 @@
 
 A row is completed with the version that acted in it, and with the state that this version found: where versions change
 within a rollout, the state that the older one left is handed on. The value of a final or last observation is that after
-its row's state. An episode starts where the row before ended one, or was no step; the state there is 0.
+its row's state. An episode starts where the row before ended one, or was no step; the state there is 0. All that is
+computed is computed on the learner's device; numbers of rows, and states between two blocks of rows, are on the CPU.
 Does not know how rows become advantages, nor how a sequence is computed (policies/memories).
 """
 
@@ -26,6 +27,7 @@ from headrace.memory.spaces import Leaves, as_seen
 from headrace.policies.policy import Evaluation
 from headrace.policies.sequences import Split
 
+Device = torch.device | None  # None: the CPU
 _BLOCK_ROWS = 1 << 14  # whose states are in memory at once
 
 
@@ -35,7 +37,7 @@ def starts_of(batch: Batch) -> Array:
     return np.concatenate([np.zeros_like(ends[:1]), ends[:-1]])
 
 
-def complete_sequences(batch: Batch, policy_of: Callable[[int], Any]) -> None:
+def complete_sequences(batch: Batch, policy_of: Callable[[int], Any], device: Device = None) -> None:
     """Fill the completed fields of a batch; `policy_of(version)` holds the weights of a version that acted."""
     assert batch.state is not None
     starts, after = starts_of(batch), batch.state.copy()
@@ -49,21 +51,21 @@ def complete_sequences(batch: Batch, policy_of: Callable[[int], Any]) -> None:
                 policy = sequential(policy_of(version))
                 envs = np.flatnonzero(batch.version[start] == version)
                 here = np.ix_(np.arange(start, stop), envs)
-                obs, split = _flat(batch.leaves, here), Split(starts[here])
-                before = torch.from_numpy(after[envs])
-                said = policy.evaluate_sequences(obs, _tensor(batch.action[here]), split, before)
-                states = policy.follow(obs, split, before).numpy()
-                batch.log_prob[here] = said.log_prob.numpy().reshape(stop - start, -1)
-                batch.value[here] = said.value.numpy().reshape(stop - start, -1)
+                obs, split = _flat(batch.leaves, here, device), Split(starts[here], device)
+                before = _put(after[envs], device)
+                said = policy.evaluate_sequences(obs, _rows(batch.action[here], device), split, before)
+                states = policy.follow(obs, split, before).cpu().numpy()
+                batch.log_prob[here] = said.log_prob.cpu().numpy().reshape(stop - start, -1)
+                batch.value[here] = said.value.cpu().numpy().reshape(stop - start, -1)
                 after[envs] = states[-1]
                 mine = np.flatnonzero((start <= final_step) & (final_step < stop) & np.isin(final_env, envs))
                 if len(mine):
                     state = states[final_step[mine] - start, np.searchsorted(envs, final_env[mine])]
-                    value = policy.value(_picked(batch.final_leaves, mine), torch.from_numpy(state))
-                    batch.bootstrap_value.reshape(-1)[batch.final_row[mine]] = value.numpy()
+                    value = policy.value(_picked(batch.final_leaves, mine, device), _put(state, device))
+                    batch.bootstrap_value.reshape(-1)[batch.final_row[mine]] = value.cpu().numpy()
                 if stop == batch.n_steps:
-                    last = policy.value(_picked(batch.last_leaves, envs), torch.from_numpy(after[envs]))
-                    batch.last_value[envs] = last.numpy()
+                    last = policy.value(_picked(batch.last_leaves, envs, device), _put(after[envs], device))
+                    batch.last_value[envs] = last.cpu().numpy()
     require_finite(batch.log_prob, batch.value, batch.last_value, batch.bootstrap_value)
 
 
@@ -92,17 +94,22 @@ def _blocks(batch: Batch) -> Iterator[tuple[int, int]]:
     yield from pairwise(sorted(borders))
 
 
-def _flat(leaves: Leaves, here: Any) -> Any:
-    return as_seen({name: _tensor(leaf[here]) for name, leaf in leaves.items()})
+def _flat(leaves: Leaves, here: Any, device: Device) -> Any:
+    return as_seen({name: _rows(leaf[here], device) for name, leaf in leaves.items()})
 
 
-def _tensor(rows: Array) -> Tensor:
+def _rows(array: Array, device: Device) -> Tensor:
     """[T, N, ...] as one axis of rows."""
-    return torch.from_numpy(rows.reshape(-1, *rows.shape[2:]))
+    return _put(array.reshape(-1, *array.shape[2:]), device)
 
 
-def _picked(leaves: Leaves, rows: Array) -> Any:
-    return as_seen({name: torch.from_numpy(leaf[rows]) for name, leaf in leaves.items()})
+def _picked(leaves: Leaves, rows: Array, device: Device) -> Any:
+    return as_seen({name: _put(leaf[rows], device) for name, leaf in leaves.items()})
+
+
+def _put(array: Array, device: Device) -> Tensor:
+    """On the CPU it is the array's own memory."""
+    return torch.from_numpy(array).to(device)
 
 
 class StepByStep:
@@ -148,16 +155,16 @@ class Chunks(NamedTuple):
     """A batch in K chunks of C rows, time first."""
 
     rows: Rows  # [C, K, ...] each
+    state: Tensor  # [K, S], before the first row
     starts: Array  # [C, K]
     valid: Array  # [C, K]
-    state: Tensor  # [K, S], before the first row
 
 
 class SequenceMinibatch(NamedTuple):
     """Chunks that are learned from together."""
 
     chunks: Chunks
-    picked: Tensor
+    picked: Array  # which of the chunks, by number
     mean: float  # of the advantages of all their valid rows,
     spread: float  # and what they are divided by
     n_rows: int  # these
@@ -168,26 +175,28 @@ class RecurrentGradients(AutogradGradients):
     """Gradients through the rows of a chunk."""
 
     def minibatch(self, rows: Any, index: Tensor, coefficients: Coefficients) -> Any:
-        """What all ranges of its chunks have in common."""
-        valid = torch.from_numpy(rows.valid[:, index.numpy()])
-        advantage = rows.rows.advantage.index_select(1, index)[valid]
+        """What all ranges of its chunks have in common; `index` is on the CPU."""
+        picked, device = index.numpy(), rows.state.device
+        valid = np.flatnonzero(rows.valid[:, picked])
+        advantage = _chosen(rows.rows.advantage, index.to(device)).index_select(0, _put(valid, device))
         mean, spread = 0.0, 1.0
         if coefficients.normalize_advantage and len(advantage) > 1:
             mean, spread = float(advantage.mean()), float(advantage.std()) + 1e-8
-        return SequenceMinibatch(rows, index, mean, spread, len(advantage), coefficients)
+        return SequenceMinibatch(rows, picked, mean, spread, len(advantage), coefficients)
 
     def __call__(self, minibatch: Any, start: int, stop: int, out: Tensor) -> Terms:
         self._flat.attach_gradients(out)
         out.zero_()
-        chunks, index = minibatch.chunks, minibatch.picked[start:stop]
-        which = index.numpy()
-        obs, *others = chunks.rows
+        chunks, which = minibatch.chunks, minibatch.picked[start:stop]
+        device = chunks.state.device
+        index, (obs, *others) = _put(which, device), chunks.rows
         is_one = not isinstance(obs, dict)
         seen = _chosen(obs, index) if is_one else {name: _chosen(leaf, index) for name, leaf in obs.items()}
         rows = Rows(seen, *(_chosen(column, index) for column in others))
-        split, state = Split(np.ascontiguousarray(chunks.starts[:, which])), chunks.state.index_select(0, index)
+        split = Split(np.ascontiguousarray(chunks.starts[:, which]), device)
+        state = chunks.state.index_select(0, index)
         said = sequential(self._policy).evaluate_sequences(rows.obs, rows.action, split, state)
-        valid = torch.from_numpy(np.flatnonzero(chunks.valid[:, which]))
+        valid = _put(np.flatnonzero(chunks.valid[:, which]), device)
         if len(valid) < len(said.log_prob):
             said, rows = Evaluation(*(one.index_select(0, valid) for one in said)), rows.pick(valid)
         advantage = (rows.advantage - minibatch.mean) / minibatch.spread * rows.weight

@@ -3,7 +3,8 @@
     {"observation": obs, "action_mask": mask} --the policy without the mask--> logits --masked--> distribution
 
 The policy inside is any built-in one; it sees the observation without the mask and gives its logits away. Actor,
-completion and training mask alike, so the first ratio is 1. A policy of the user's own masks by itself.
+completion and training mask alike, so the first ratio is 1. One that remembers is masked row by row, also within whole
+sequences. A policy of the user's own masks by itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from headrace.policies.features import Own
 from headrace.policies.networks import build_policy
 from headrace.policies.noise_spec import NoiseSpec
 from headrace.policies.policy import Evaluation, state_size_of
+from headrace.policies.recurrent_calls import RecurrentActorCritic
+from headrace.policies.sequences import Split
 
 _NEVER = -1e8  # finite, so that nothing becomes NaN; its probability is 0 in float32
 
@@ -54,6 +57,48 @@ class MaskedPolicy(ActorCritic):
         """The critic alone; it does not see the mask."""
         value: Tensor = self.policy.value(self.encode(obs))
         return value
+
+
+class MaskedRecurrentPolicy(RecurrentActorCritic):
+    """The same of one that remembers. What it remembers is that of the policy inside: masks are not remembered."""
+
+    def __init__(self, observation: Dict, action: Space, policy: Any) -> None:
+        super().__init__(observation, action)
+        self.encode = _Rest(observation)
+        self.policy, self.largest_tile, self.state_size = policy, policy.largest_tile, policy.state_size
+        self.log_std = None
+        policy.distribution = _Logits(policy.distribution)
+
+    def params(self, obs: dict[str, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Logits of the allowed choices, and hardly any of the others."""
+        logits, after = self.policy.params(self.encode(obs), state)
+        return masked(self.distribution, logits, obs[MASK]), after
+
+    def evaluate(  # type: ignore[override]
+        self, obs: dict[str, Tensor], actions: Tensor, state: Tensor
+    ) -> tuple[Evaluation, Tensor]:
+        """One row."""
+        seen, after = self.policy.evaluate(self.encode(obs), actions, state)
+        return self._obeyed(seen, obs[MASK], actions), after
+
+    def value(self, obs: dict[str, Tensor], state: Tensor) -> Tensor:  # type: ignore[override]
+        """The critic alone; it does not see the mask."""
+        value: Tensor = self.policy.value(self.encode(obs), state)
+        return value
+
+    def evaluate_sequences(self, obs: dict[str, Tensor], actions: Tensor, split: Split, state: Tensor) -> Evaluation:
+        """Rows of whole sequences at once; each has a mask of its own."""
+        seen = self.policy.evaluate_sequences(self.encode(obs), actions, split, state)
+        return self._obeyed(seen, obs[MASK], actions)
+
+    def follow(self, obs: dict[str, Tensor], split: Split, state: Tensor) -> Tensor:
+        """What is remembered after every row."""
+        states: Tensor = self.policy.follow(self.encode(obs), split, state)
+        return states
+
+    def _obeyed(self, seen: Evaluation, mask: Tensor, actions: Tensor) -> Evaluation:
+        params = masked(self.distribution, seen.log_prob, mask)
+        return Evaluation(*self.distribution.evaluate(params, actions), seen.value)
 
 
 class _Rest(nn.Module):
@@ -102,12 +147,8 @@ def built(
     if len(observation.leaves) == 1:
         raise UsageError(f"action_masks: expected observations beside {MASK}, got none; add what the policy shall see")
     policy = build_policy(config, rest_of(observation), action, seed, own)
-    if state_size_of(policy):
-        raise UsageError(
-            f"action_masks: not built for recurrent policies yet, got {config.policy}; use MlpPolicy, CnnPolicy or "
-            f"MultiInputPolicy, with gymnasium.wrappers.FrameStackObservation for a short memory"
-        )
-    return MaskedPolicy(observation, action, policy)
+    kind = MaskedRecurrentPolicy if state_size_of(policy) else MaskedPolicy
+    return kind(observation, action, policy)
 
 
 def rest_of(observation: Dict) -> ObservationSpace:

@@ -1,20 +1,16 @@
-"""Policies that remember: LSTM and GRU behind the features of an observation, and the port of a policy with a memory.
+"""Policies that remember: LSTM and GRU behind the features of an observation.
 
     obs --encode--> features --memory--> latent --actor--> params -> distribution     --critic--> value
 
-A memory is `state_size` numbers of an environment, all 0 where an episode starts. The port is that of any policy, with
-the state going in and out; one call is one row of every environment:
-
-    act(obs, noise, state) -> actions, state
-    evaluate(obs, actions, state) -> Evaluation, state      value(obs, state) -> [N]
-
-The learner has whole sequences (policies/sequences). Does not know slabs, tiles or where a state is kept.
+A memory is `state_size` numbers of an environment, all 0 where an episode starts. The port of such a policy is in
+policies/recurrent_calls; the learner has whole sequences (policies/sequences). Does not know slabs, tiles or where a
+state is kept.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,29 +18,17 @@ from torch import Tensor, nn
 from headrace.errors import UsageError
 from headrace.memory.spaces import Dict, ObservationSpace, Space, in_short
 from headrace.policies.activations import activation
-from headrace.policies.actor_critic import ActionDistribution, ActorCritic, as_sent, drawn
 from headrace.policies.config import RECURRENT, PolicyConfig
 from headrace.policies.features import Features, Own, VectorEncoder, build_features, is_large_image
 from headrace.policies.layers import run, tower
 from headrace.policies.memories import Memory
 from headrace.policies.networks import head_of, with_log_std
 from headrace.policies.policy import Evaluation
+from headrace.policies.recurrent_calls import RecurrentActorCritic
 from headrace.policies.sequences import Split
 
 
-class RecurrentPort(Protocol):
-    """What a policy with a memory offers. It is also a torch.nn.Module with `noise` and `largest_tile`."""
-
-    state_size: int
-
-    def act(self, obs: Any, noise: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def evaluate(self, obs: Any, actions: Tensor, state: Tensor) -> tuple[Evaluation, Tensor]: ...
-
-    def value(self, obs: Any, state: Tensor) -> Tensor: ...
-
-
-class RecurrentPolicy(ActorCritic):
+class RecurrentPolicy(RecurrentActorCritic):
     """A memory for the actor; one for the critic, the actor's, or a layer in its place; then a tower each.
 
     Its subclasses are the policies that there are: a name says which extractor and which kind of memory it has.
@@ -83,13 +67,13 @@ class RecurrentPolicy(ActorCritic):
         self.critic = tower([width, *critic, 1], 1.0, generator, config.ortho_init)
         self._activate = activation(config.activation)
 
-    def act(self, obs: Any, noise: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions and what is remembered after them; the critic's memory goes along, its tower is not run."""
+    def params(self, obs: Any, state: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Of the distribution over actions, and what is remembered then; the critic's memory goes along, no tower."""
         x, (mine, critics) = self.encode(obs), self._parts(state)
         latent, mine = self.lstm_actor.step(x, mine)
         if self.lstm_critic is not None:
             _, critics = self.lstm_critic.step(x, critics)
-        return self.distribution.act(self._params(latent), noise), torch.cat([mine, critics], -1)
+        return self._params(latent), torch.cat([mine, critics], -1)
 
     def evaluate(  # type: ignore[override]
         self, obs: Any, actions: Tensor, state: Tensor
@@ -146,56 +130,6 @@ class RecurrentPolicy(ActorCritic):
             latent = latent.detach()  # a shared memory learns from the actor alone, as sb3-contrib has it
         return run(self.critic, latent, self._activate).squeeze(-1)
 
-    # What users of sb3-contrib call. A state is [N, state_size]; None is that of a new episode.
-
-    def forward(  # type: ignore[override]
-        self, obs: Any, state: Tensor | None = None, episode_starts: Any = None, deterministic: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Actions, values [N, 1], log-probabilities [N] and the next state."""
-        state = self.started(_rows_of(obs), state, episode_starts)
-        actions, _ = self.act(obs, None if deterministic else drawn(self.noise, state), state)
-        evaluation, after = self.evaluate(obs, actions, state)
-        return actions, evaluation.value.unsqueeze(-1), evaluation.log_prob, after
-
-    def evaluate_actions(
-        self, obs: Any, actions: Tensor, state: Tensor | None = None, episode_starts: Any = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Values [N, 1], log-probabilities [N] and entropies [N] of one row of N environments."""
-        (log_prob, entropy, value), _ = self.evaluate(obs, actions, self.started(_rows_of(obs), state, episode_starts))
-        return value.unsqueeze(-1), log_prob, entropy
-
-    def predict_values(self, obs: Any, state: Tensor | None = None, episode_starts: Any = None) -> Tensor:
-        """Values [N, 1]."""
-        return self.value(obs, self.started(_rows_of(obs), state, episode_starts)).unsqueeze(-1)
-
-    def get_distribution(  # type: ignore[override]
-        self, obs: Any, state: Tensor | None = None, episode_starts: Any = None
-    ) -> tuple[ActionDistribution, Tensor]:
-        """The distribution over actions, and the next state of the actor's and the critic's memory."""
-        state = self.started(_rows_of(obs), state, episode_starts)
-        latent, _ = self.lstm_actor.step(self.encode(obs), self._parts(state)[0])
-        return ActionDistribution(self, self._params(latent)), self.act(obs, None, state)[1]
-
-    def predict(
-        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
-    ) -> tuple[Any, Any]:
-        """Actions for the environment and the next state, as arrays, of one observation or a batch."""
-        obs, is_batch = self.obs_to_tensor(observation)
-        with torch.no_grad():
-            before = self.started(_rows_of(obs), None if state is None else torch.as_tensor(state), episode_start)
-            actions, after = self.act(obs, None if deterministic else drawn(self.noise, before), before)
-        sent = as_sent(self._spaces[1], actions).numpy()
-        return (sent if is_batch else sent[0]), after.numpy()
-
-    def started(self, rows: int, state: Tensor | None, episode_starts: Any) -> Tensor:
-        """A state, with 0 where an episode starts."""
-        if state is None:
-            return torch.zeros(rows, self.state_size)
-        if episode_starts is None:
-            return state
-        going_on = ~torch.as_tensor(episode_starts, dtype=torch.bool).reshape(rows, 1)
-        return torch.where(going_on, state, 0.0)
-
 
 class MlpLstmPolicy(RecurrentPolicy):
     """An LSTM behind a flat observation."""
@@ -242,7 +176,3 @@ def _features(
     raise UsageError(
         f"{name}: expected observations of {wanted[stem]}, got {got}; use {fitting}{name.removeprefix(stem)}"
     )
-
-
-def _rows_of(obs: Any) -> int:
-    return len(next(iter(obs.values())) if isinstance(obs, dict) else obs)

@@ -3,7 +3,8 @@
     starts [T, N] --Split--> buckets: rows [L, M] of M sequences of up to L rows · where every row came out
 
 A fused layer takes sequences of one length. Short ones are filled up with their last row; a bucket holds lengths of up
-to a factor of two, so that a long episode does not make all others as long. Pure: numbers of rows, no arithmetic.
+to a factor of two, so that a long episode does not make all others as long. Numbers are found on the CPU and lie where
+the rows do. Pure: numbers of rows, no arithmetic.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ class Bucket(NamedTuple):
 class Split:
     """Sequences of [T, N] rows. Where `starts` says so, a row is the first of an episode."""
 
-    def __init__(self, starts: Array) -> None:
+    def __init__(self, starts: Array, device: torch.device | None = None) -> None:
         self.n_steps, self.n_envs = starts.shape
-        self._starts = starts
+        self._starts, self._device = starts, device  # None: the CPU
 
     @cached_property
     def going_on(self) -> tuple[Tensor, ...]:
         """Row by row, [N, 1]: 0 where an episode starts, else 1."""
-        return torch.from_numpy((~self._starts)[..., None].astype(np.float32)).unbind(0)
+        return self._there((~self._starts)[..., None].astype(np.float32)).unbind(0)
 
     @cached_property
     def buckets(self) -> list[Bucket]:
@@ -70,6 +71,9 @@ class Split:
             rows = (step[some] + np.minimum(time, length[some] - 1)) * envs + env[some]  # [L, M]
             real = time < length[some]
             place[rows[real]] = done + np.flatnonzero(real)
-            buckets.append(Bucket(longest, torch.from_numpy(rows.reshape(-1)), torch.from_numpy(begins[some])))
+            buckets.append(Bucket(longest, self._there(rows.reshape(-1)), self._there(begins[some])))
             done += longest * count
-        return buckets, torch.from_numpy(place)
+        return buckets, self._there(place)
+
+    def _there(self, numbers: Array) -> Tensor:
+        return torch.from_numpy(numbers).to(self._device)

@@ -30,6 +30,7 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "shared": ("MlpLstmPolicy", {"shared_lstm": True, "enable_critic_lstm": False}),
     "critic without": ("MlpLstmPolicy", {"enable_critic_lstm": False}),
     "own": ("own", {}),
+    "masked": ("MlpLstmPolicy", {"action_masks": True}),
 }
 OBSERVATIONS = ("vector", "discrete")
 VERSIONS = {
@@ -39,7 +40,9 @@ VERSIONS = {
 }
 
 
-def row(leaf: np.ndarray, *index: int) -> torch.Tensor:
+def row(leaf: Any, *index: int) -> Any:
+    if isinstance(leaf, dict):
+        return {name: row(one, *index) for name, one in leaf.items()}
     return torch.from_numpy(leaf[index][None].copy())
 
 
@@ -124,8 +127,8 @@ def loss_by_definition(ppo: RecurrentPpo, batch: Batch, module: Any, targets: An
 @pytest.mark.parametrize("cell", matrix({"policy": tuple(POLICIES), "chunk": (T, 5), "action": ("discrete", "box")}))
 def test_the_loss_and_its_gradients_are_those_of_a_walk(cell: Cell) -> None:
     name, options = POLICIES[cell["policy"]]
-    if name == "own" and cell["action"] == "box":
-        pytest.skip("the user's policy of these tests has choices")
+    if cell["policy"] in ("own", "masked") and cell["action"] == "box":
+        pytest.skip("masks, and the user's policy of these tests, are for choices")
     module = recurrent_policy(name, "vector", cell["action"], 3, **options)
     action = spaces_named("vector", cell["action"])[1]
     batch = recurrent_batch({0: module}, np.zeros((T, N), np.int64), "vector", action, seed=4)
@@ -153,6 +156,12 @@ def test_the_loss_and_its_gradients_are_those_of_a_walk(cell: Cell) -> None:
     assert float(flat.gradient.abs().max()) > 1e-2
     torch.testing.assert_close(got, flat.gradient, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(half + rest, got, rtol=1e-4, atol=1e-5)
+    if cell["policy"] == "masked":  # the last choice is never allowed
+        parts = flat.views(got)
+        head = max(name for name in parts if name.startswith("policy.actor."))
+        for part in (parts[head], parts[head.replace("weight", "bias")]):
+            assert (part[-1] == 0).all()
+            assert (part[:-1] != 0).any()
 
 
 @pytest.mark.parametrize("what", ["state", "starts", "bootstrap"])
@@ -187,12 +196,16 @@ def test_first_ratio_is_one(cell: Cell) -> None:
     policy: Any = name
     if name == "own":
         policy = counting(*spaces_named("vector", "discrete"))
+    env: dict[str, Any] = {"env": "support.bit_envs:Cards", "action_masks": True}
+    if cell["policy"] != "masked":
+        kwargs = {"observation": "vector", "action": "discrete"}
+        env = {"env": "support.bit_envs:Probe", "env_kwargs": kwargs}
+        env["policy_kwargs"] = {} if name == "own" else {"lstm_hidden_size": 8, **options}
     place: dict[str, Any] = {"topology": cell["place"]} if cell["place"] != "late" else {"topology": "threads"}
     more = {"max_lag": 1, "pick_up_rows": 2} if cell["place"] == "late" else {}
     with hr.PPO(
-        policy, "support.bit_envs:Probe", env_kwargs={"observation": "vector", "action": "discrete"}, n_envs=6,
-        n_steps=cell["n_steps"], batch_size=24, n_epochs=2, learning_rate=3e-3, seed=5, **place, **more,
-        policy_kwargs={} if name == "own" else {"lstm_hidden_size": 8, **options},
+        policy, **env, n_envs=6, n_steps=cell["n_steps"], batch_size=24, n_epochs=2, learning_rate=3e-3, seed=5,
+        **place, **more,
     ) as model:  # fmt: skip
         before = model.run.hashes()
         errors = [model.run.update(10**6).record["headrace/first_ratio_error"] for _ in range(4)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from headrace.envs.masks import masked as masked_spec
 from headrace.errors import EnvError, SchemaError, UsageError
 from headrace.memory.spaces import MultiDiscrete
 from headrace.policies.distributions import Bernoulli, Categorical, Distribution, MultiCategorical
-from headrace.policies.masks import MaskedPolicy, masked
+from headrace.policies.masks import MaskedPolicy, MaskedRecurrentPolicy, masked
 from headrace.policies.policy import Evaluation
 from support.bit_envs import Cards, Hand
 
@@ -110,6 +111,45 @@ def test_forbidden_actions_are_never_taken(env: Any, pairs: bool, tmp_path: Path
         assert (model.predict(obs, action_masks=~mask, deterministic=True)[0] == want).all()
     if not pairs:
         hr.export_policy(tmp_path / "saved", tmp_path / "policy.onnx")
+
+
+@pytest.mark.parametrize(
+    ("policy", "env"), [("MlpLstmPolicy", partial(Cards, pairs=True)), ("MlpGruPolicy", Hand)], ids=["LSTM", "GRU"]
+)
+def test_a_policy_that_remembers_never_takes_them_either(policy: str, env: Any, tmp_path: Path) -> None:
+    """The same, with the state beside the mask; a state does not depend on what is allowed."""
+    small = {"lstm_hidden_size": 8, "net_arch": [8]}
+    with hr.PPO(policy, env, policy_kwargs=small, norm_obs=True, **SMALL, action_masks=True) as model:
+        assert isinstance(model.policy, MaskedRecurrentPolicy)
+        model.learn(150)
+        for deterministic in (True, False):
+            hr.evaluate_policy(model, n_eval_episodes=5, deterministic=deterministic)
+        played = model.get_env()
+        obs, state, starts = played.reset(), None, np.ones(3, bool)
+        for _ in range(20):
+            actions, state = model.predict(obs, state=state, episode_start=starts)
+            obs, _, starts, _ = played.step(actions)
+        seen, starts = obs["observation"], np.array([True, False, False])
+        counts = (5, 4) if env is not Hand else (6,)
+        masks = np.stack([np.concatenate([np.arange(n) == i for n in counts]) for i in range(3)])
+        for _ in range(20):
+            actions, after = model.predict(seen, state=state, episode_start=starts, action_masks=masks)
+            assert (actions.reshape(3, -1) == np.arange(3)[:, None]).all()
+        assert (after == model.predict(seen, state=state, episode_start=starts, action_masks=~masks)[1]).all()
+        assert (after != model.predict(seen, action_masks=masks)[1]).any(), "what it remembers matters"
+        by_policy, state_there = model.policy.predict({"observation": seen, "action_mask": masks}, state, starts)
+        assert (by_policy == actions).all()
+        np.testing.assert_allclose(state_there, after, atol=1e-6)
+        tensors = {"observation": torch.from_numpy(seen), "action_mask": torch.from_numpy(masks)}
+        with torch.no_grad():
+            distribution, _ = model.policy.get_distribution(tensors)
+        assert float(distribution.entropy().abs().max()) < 1e-6, "one action is allowed"
+        with pytest.raises(UsageError, match="pass action_masks"):
+            model.predict(seen, state=state)
+        model.save(tmp_path / "saved")
+    with hr.PPO.load(tmp_path / "saved", env=env, weights_only=True) as model:
+        again = model.predict(seen, state=state, episode_start=starts, action_masks=masks)[1]
+        assert (again == after).all()
 
 
 class Bits(gym.Env[Any, Any]):
