@@ -137,6 +137,16 @@ def test_more_requests_than_slots(engine: InProcessEngine) -> None:
     assert engine.statistics().batch_mean > 4
 
 
+def test_what_is_served_is_the_time_of_passes_and_of_those_in_them(engine: InProcessEngine) -> None:
+    before = engine.statistics()
+    engine.generate([asked(1, max_tokens=8)])
+    alone = engine.statistics().since(before)
+    assert alone.batch_by_time == pytest.approx(1.0), "reading is part of it"
+    before = engine.statistics()
+    engine.generate([asked(number, max_tokens=1) for number in range(8)])
+    assert engine.statistics().since(before).batch_by_time == pytest.approx(8.0), "all are read, then all speak"
+
+
 def test_a_short_context_is_enough(model: Any) -> None:
     engine = in_process(model, CODEC, slots=4, max_context=40)
     try:

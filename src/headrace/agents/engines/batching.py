@@ -253,5 +253,6 @@ class Batched:
                 prompt_tokens=was.prompt_tokens + sum(len(one.ids) for one in requests),
                 answer_tokens=was.answer_tokens + tokens,
                 attempts=was.attempts + len(requests),
+                served_s=was.served_s + batch_s * len(requests),
             )
             return done

@@ -85,6 +85,7 @@ class InProcessEngine:
         self._has_read_ahead = False  # since the last speaking pass
         self._away = Away()  # episodes that were answered and have not come back
         self._pass_s = 0.0  # of a speaking pass, on average
+        self._round_s = 0.0  # of passes and seats since the last speaking pass
         self._is_last = False  # no more episodes begin
         self._weights: dict[str, Tensor] | None = None  # to be taken over before the next pass
         self._statistics = EngineStatistics()
@@ -246,7 +247,7 @@ class InProcessEngine:
             self._has_read_ahead = speaking >= self._slots
             self._read()
             self._held = self._held if self._reading else 0
-            self._statistics = replace(self._statistics, busy_s=self._statistics.busy_s + now_s() - started)
+            self._worked(now_s() - started)
         elif speaking:
             self._held += len(self._reading) if speaking < self._slots else 0  # reading ahead has time
             self._has_read_ahead = False
@@ -259,14 +260,24 @@ class InProcessEngine:
                 batched=was.batched + speaking,
                 tokens=was.tokens + speaking,
                 busy_s=was.busy_s + pass_s,
+                served_s=was.served_s + speaking * (self._round_s + pass_s),
             )
+            self._round_s = 0.0
+
+    def _worked(self, seconds: float) -> None:
+        """For those who speak next."""
+        self._round_s += seconds
+        self._statistics = replace(self._statistics, busy_s=self._statistics.busy_s + seconds)
 
     def _seat(self) -> None:
         """Free slots to those who are ready."""
+        started, before = now_s(), len(self._speaking)
         while self._ready and len(self._speaking) < self._slots:
             job = self._ready.popleft()
             self._passes.seat(job, len(self._speaking))
             self._speaking.append(job)
+        if len(self._speaking) > before:
+            self._worked(now_s() - started)
 
     def _read(self) -> None:
         """One reading pass; those that are read are ready for a slot."""

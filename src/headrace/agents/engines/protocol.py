@@ -74,11 +74,17 @@ class EngineStatistics:
     answer_tokens: int = 0  # of all answers, likewise
     attempts: int = 0  # requests to servers
     limited: int = 0  # of those, how many were told to pause
+    served_s: float = 0.0  # seconds of batches, each times its sequences: what all answers took, without waiting
 
     @property
     def batch_mean(self) -> float:
         """Sequences per pass."""
         return self.batched / self.batches if self.batches else 0.0
+
+    @property
+    def batch_by_time(self) -> float:
+        """Sequences in the batch, at any moment in which there is one."""
+        return self.served_s / self.busy_s if self.busy_s else 0.0
 
     def since(self, before: EngineStatistics) -> EngineStatistics:
         """What was done after another look."""
