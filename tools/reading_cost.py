@@ -50,9 +50,8 @@ ROUTES = {
 PLAYED = ("agents/environments/frozen_lake.py",)
 
 # What must hold: a ratchet, lowered when the house gets shorter. `spine_visits`: how often the walk comes to train.py.
-# Raised once, from 20 files and 3,100 lines: rollouts carry where the time went (collecting/accounts, envs/step_times).
 LIMITS: dict[str, dict[str, int]] = {
-    "processes": {"files": 22, "lines": 3_060, "spine_lines": 150, "spine_visits": 4},
+    "processes": {"files": 19, "lines": 2_730, "spine_lines": 150, "spine_visits": 4},
     "loky": {"files": 16},
 }
 # What is aimed at and not reached yet.
@@ -73,7 +72,7 @@ ROOMS = (
     "learning/ppo.py",
     "weights/store.py",
 )
-ROOMS_LINES = 1_720
+ROOMS_LINES = 1_650
 
 
 @dataclass(frozen=True)

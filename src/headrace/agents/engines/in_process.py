@@ -165,9 +165,7 @@ class InProcessEngine:
                 )
 
     def _submit(self, requests: Sequence[Request], may_return: bool = False) -> list[Future[Completion]]:
-        jobs = [
-            Generation(one, Future(), np.random.Generator(np.random.PCG64(one.seed)), may_return) for one in requests
-        ]
+        jobs = [Generation(one, Future(), np.random.default_rng(one.seed), may_return) for one in requests]
         with self._changed:
             for job in jobs:
                 most = self._length - job.request.max_tokens
@@ -252,16 +250,9 @@ class InProcessEngine:
             self._held += len(self._reading) if speaking < self._slots else 0  # reading ahead has time
             self._has_read_ahead = False
             self._speak()
-            was, pass_s = self._statistics, now_s() - started
+            pass_s = now_s() - started
             self._pass_s += 0.1 * (pass_s - self._pass_s)
-            self._statistics = replace(
-                was,
-                batches=was.batches + 1,
-                batched=was.batched + speaking,
-                tokens=was.tokens + speaking,
-                busy_s=was.busy_s + pass_s,
-                served_s=was.served_s + speaking * (self._round_s + pass_s),
-            )
+            self._statistics = self._statistics.after_pass(speaking, pass_s, self._round_s)
             self._round_s = 0.0
 
     def _worked(self, seconds: float) -> None:
@@ -271,12 +262,10 @@ class InProcessEngine:
 
     def _seat(self) -> None:
         """Free slots to those who are ready."""
-        started, before = now_s(), len(self._speaking)
         while self._ready and len(self._speaking) < self._slots:
-            job = self._ready.popleft()
+            started, job = now_s(), self._ready.popleft()
             self._passes.seat(job, len(self._speaking))
             self._speaking.append(job)
-        if len(self._speaking) > before:
             self._worked(now_s() - started)
 
     def _read(self) -> None:

@@ -86,6 +86,17 @@ class EngineStatistics:
         """Sequences in the batch, at any moment in which there is one."""
         return self.served_s / self.busy_s if self.busy_s else 0.0
 
+    def after_pass(self, sequences: int, seconds: float, before_s: float) -> EngineStatistics:
+        """With a pass that gave every sequence a token, and what was done for it before."""
+        return replace(
+            self,
+            batches=self.batches + 1,
+            batched=self.batched + sequences,
+            tokens=self.tokens + sequences,
+            busy_s=self.busy_s + seconds,
+            served_s=self.served_s + sequences * (before_s + seconds),
+        )
+
     def since(self, before: EngineStatistics) -> EngineStatistics:
         """What was done after another look."""
         pairs = zip(vars(self).values(), vars(before).values(), strict=True)
