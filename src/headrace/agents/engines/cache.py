@@ -103,16 +103,14 @@ class Cache:
         """Nothing lies there. What is hidden is multiplied by zero, so not even rests that are no numbers may stay."""
         self.keys, self.values = torch.zeros(self._shape), torch.zeros(self._shape)
 
-    def seat(self, place: int, slot: int, count: int) -> None:
-        """What was read at a place, its first `count` tokens, to a slot."""
-        self._copy(place, self._first + slot, count)
+    def seat(self, places: list[int], slot: int, counts: list[int]) -> None:
+        """What was read at some places, the first tokens of each, to as many slots from one on."""
+        first = self._first + slot
+        _copied(self.keys, self.values, places, list(range(first, first + len(places))), counts)
 
     def move(self, slot: int, other: int, count: int) -> None:
         """What lies in a slot to another one."""
-        self._copy(self._first + slot, self._first + other, count)
-
-    def _copy(self, row: int, other: int, count: int) -> None:
-        _copied(self.keys, self.values, row, other, count)
+        _copied(self.keys, self.values, [self._first + slot], [self._first + other], [count])
 
     def read(self, places: list[int], starts: list[int], tokens: int, count: int) -> None:
         """Where the next pass's rows lie, where each begins, how many tokens follow; the first `count` rows matter."""
@@ -175,10 +173,11 @@ class Rows:
 # ------------------------------------------------------- what TorchScript compiles, too: plain loops, spelt-out types
 
 
-def copied(keys: Tensor, values: Tensor, row: int, other: int, count: int) -> None:
-    """The first `count` tokens of a row to another row, in all layers."""
-    for tensor in (keys, values):
-        tensor[:, other, :, :count] = tensor[:, row, :, :count]
+def copied(keys: Tensor, values: Tensor, rows: list[int], others: list[int], counts: list[int]) -> None:
+    """The first tokens of some rows to other rows, in all layers."""
+    for at in range(len(rows)):
+        for tensor in (keys, values):
+            tensor[:, others[at], :, : counts[at]] = tensor[:, rows[at], :, : counts[at]]
 
 
 def laid_out(layout: Layout, hidden: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, list[Look]]:

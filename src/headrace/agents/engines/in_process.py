@@ -262,10 +262,10 @@ class InProcessEngine:
 
     def _seat(self) -> None:
         """Free slots to those who are ready."""
-        while self._ready and len(self._speaking) < self._slots:
-            started, job = now_s(), self._ready.popleft()
-            self._passes.seat(job, len(self._speaking))
-            self._speaking.append(job)
+        if count := min(len(self._ready), self._slots - len(self._speaking)):
+            started, jobs = now_s(), [self._ready.popleft() for _ in range(count)]
+            self._passes.seat(jobs, len(self._speaking))
+            self._speaking += jobs
             self._worked(now_s() - started)
 
     def _read(self) -> None:

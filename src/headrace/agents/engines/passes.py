@@ -145,9 +145,9 @@ class Passes:
         self._cache.read(rows, starts, CHUNK, len(passing))
         self.forward(ids, is_reading=True)
 
-    def seat(self, one: Generation, slot: int) -> None:
-        """From now on it speaks in that slot."""
-        self._cache.seat(one.place, slot, one.length - 1)
+    def seat(self, some: Sequence[Generation], slot: int) -> None:
+        """From now on they speak in that slot and those behind it."""
+        self._cache.seat([one.place for one in some], slot, [one.length - 1 for one in some])
 
     def move(self, one: Generation, slot: int, other: int) -> None:
         """It speaks in another slot."""
