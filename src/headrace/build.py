@@ -43,7 +43,6 @@ from headrace.inference.servers import Servers
 from headrace.inference.slots import Slots, SlotsPlan, slots_bytes
 from headrace.launch.auto import survey
 from headrace.launch.rehearsal import Rehearsal, rehearse
-from headrace.learning import recurrent_ppo
 from headrace.learning.algorithm import Algorithm
 from headrace.learning.config import AlgorithmConfig
 from headrace.learning.normalization import normalizing
@@ -175,11 +174,7 @@ def build_run(
 
 def build_algorithm(config: AlgorithmConfig, flat: FlatParameters, seed: int) -> Algorithm:
     """The algorithm of a configuration."""
-    home: Any = _home(config)
-    if state_size_of(flat.module):
-        if config.name != "ppo":
-            raise UsageError(f"policy: recurrent policies are trained by PPO, not by {config.name.upper()}; use hr.PPO")
-        home = recurrent_ppo
+    home = _home(config, "recurrent_" if state_size_of(flat.module) else "")
     return normalizing(home.build(flat, config, seed), flat.module, config)
 
 
@@ -192,9 +187,9 @@ def acting_policy(
     return module if acting is None else acting(module, observation, action, config.algorithm)
 
 
-def _home(config: AlgorithmConfig) -> Any:
+def _home(config: AlgorithmConfig, kind: str = "") -> Any:
     """The file of an algorithm; names are those of our own configs (learning/config), whatever a file says."""
-    return import_module(f"headrace.learning.{config.name}")
+    return import_module(f"headrace.learning.{kind}{config.name}")
 
 
 def build_parts(

@@ -51,24 +51,31 @@ def test_it_learns_from_late_rollouts() -> None:
     assert max(record["headrace/lag"] for record in records) <= 2.0, "what is older was passed over"
 
 
-def hashes_after(updates: int, env: str = "support.bit_envs:Noisy", **options: Any) -> dict[str, str]:
-    with hr.IMPALA("MlpPolicy", env, **SMALL | options) as model:
+def hashes_after(updates: int, env: str, policy: str, **options: Any) -> dict[str, str]:
+    with hr.IMPALA(policy, env, **SMALL | options) as model:
         model.learn(updates * PER_UPDATE)
         return model.run.hashes()
 
 
-@pytest.mark.parametrize("env", ["support.bit_envs:Noisy", "Pendulum-v1"])
-def test_same_bits_anywhere(env: str) -> None:
-    """Inline, threads, processes, and any number of shards."""
-    want = hashes_after(4, env, topology="inline")
+@pytest.mark.parametrize(
+    ("env", "policy"),
+    [
+        ("support.bit_envs:Noisy", "MlpPolicy"),
+        ("Pendulum-v1", "MlpPolicy"),
+        ("support.memory_envs:Recall", "MlpGruPolicy"),
+    ],
+)
+def test_same_bits_anywhere(env: str, policy: str) -> None:
+    """Inline, threads, processes, and any number of shards; also of a policy that remembers."""
+    want = hashes_after(4, env, policy, topology="inline")
     for where in (
         {"topology": "inline", "shards": 3},
         {"topology": "threads", "workers": 2},
         {"topology": "processes", "workers": 2},
         {"topology": "processes", "workers": 2, "shards": 5},
     ):
-        assert hashes_after(4, env, **where) == want, where
-    assert hashes_after(4, env, topology="inline", seed=4) != want
+        assert hashes_after(4, env, policy, **where) == want, where
+    assert hashes_after(4, env, policy, topology="inline", seed=4) != want
 
 
 def test_a_saved_run_goes_on_bit_for_bit(tmp_path: Path) -> None:

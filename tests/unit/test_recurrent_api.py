@@ -143,11 +143,9 @@ def test_what_is_refused(policy: str, env: Any, options: dict[str, Any], said: s
         hr.PPO(policy, env, policy_kwargs=options, **SMALL)
 
 
-def test_impala_export_and_the_closed_form_are_refused_by_name(model: Any, tmp_path: Path) -> None:
+def test_export_and_the_closed_form_are_refused_by_name(model: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"gradients=closed_form: expected MlpPolicy .*got MlpLstmPolicy; use auto"):
         hr.PPO("MlpLstmPolicy", Recall, gradients="closed_form", **SMALL)
-    with pytest.raises(UsageError, match="recurrent policies are trained by PPO, not by IMPALA"):
-        hr.IMPALA("MlpLstmPolicy", Recall, n_envs=4, n_steps=16, topology="inline")
     with pytest.raises(UsageError, match="export: expected a policy without a memory"):
         hr.export_policy(model, tmp_path / "policy.onnx")
 

@@ -9,6 +9,7 @@ autograd, for any policy. Does not know epochs, clipping of ratios to a trust re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,18 @@ import torch
 from torch import Tensor
 
 from headrace.clock import now_s
+from headrace.learning.advantages import Targets
 from headrace.learning.algorithm import Moment, count_of
-from headrace.learning.assembly import as_rows, complete, flat_rows
+from headrace.learning.assembly import complete
 from headrace.learning.batch import Array, Batch
 from headrace.learning.config import ImpalaConfig, schedule
 from headrace.learning.device_adam import adam_for
 from headrace.learning.fast_path import Evaluators
 from headrace.learning.late import seen_by, vtrace
-from headrace.learning.ppo import explained_variance, minibatches, shuffling, spread, valid_rows
+from headrace.learning.ppo import explained_variance, minibatches, picked_from, shuffling, spread
 from headrace.learning.ppo_loss import Rows
 from headrace.policies.networks import as_policy
+from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
 
 
@@ -38,6 +41,7 @@ class Impala:
         self._evaluators = Evaluators(is_closed_form=False)
         self._learning_rate = schedule("learning_rate", config.learning_rate)
         self._ent_coef = schedule("ent_coef", config.ent_coef)
+        self._picked_from: Callable[[Batch, Targets, int, torch.device], tuple[Any, Array, int]] = picked_from
         self._adam = adam_for(flat.vector, flat.gradient)
         self._minibatches_done = 0
         self.threads = config.learner_threads
@@ -72,22 +76,20 @@ class Impala:
         self._adam.restore(tensors)
 
     def _pass(self, batch: Batch, now: Batch, advantage: Array, returns: Array, moment: Moment) -> dict[str, float]:
-        config, n = self._config, batch.n_steps * batch.n_envs
+        config = self._config
         ent_coef, learning_rate = (
             self._ent_coef(moment.progress_remaining),
             self._learning_rate(moment.progress_remaining),
         )
-        columns = (batch.action, now.log_prob, now.value, advantage, returns, np.ones_like(advantage))
-        device = self._flat.vector.device
-        rows = Rows(flat_rows(batch.leaves, n, device), *(as_rows(a, n, device) for a in columns))
+        targets = Targets(advantage, returns, now.log_prob, np.ones_like(advantage), now.value)
+        rows, units, size = self._picked_from(batch, targets, config.batch_size, self._flat.vector.device)
         self._flat.module.train()
         frozen = self._flat.frozen()
         terms, norms = [], []
-        for indices in minibatches(valid_rows(batch), config.batch_size, 1, shuffling(self._seed, moment.update)):
-            picked = rows.pick(torch.from_numpy(indices).to(device))
+        for indices in minibatches(units, size, 1, shuffling(self._seed, moment.update)):
             self._flat.attach_gradients(self._flat.gradient)
             self._flat.gradient.zero_()
-            seen = self._policy.evaluate(picked.obs, picked.action)
+            seen, picked = self._evaluated(rows, indices)
             policy_loss = -(picked.advantage * seen.log_prob).mean()
             value_loss = (picked.returns - seen.value).square().mean()
             entropy_loss = -seen.entropy.mean()
@@ -107,6 +109,11 @@ class Impala:
             "train/n_updates": float(self._minibatches_done),
             **spread(self._flat.module),
         }
+
+    def _evaluated(self, rows: Any, indices: Array) -> tuple[Evaluation, Rows]:
+        """What the policy says of a minibatch, and its rows."""
+        picked = rows.pick(torch.from_numpy(indices).to(self._flat.vector.device))
+        return self._policy.evaluate(picked.obs, picked.action), picked
 
 
 build = Impala

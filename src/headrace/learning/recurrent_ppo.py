@@ -34,13 +34,18 @@ class RecurrentPpo(Ppo):
 
     def learn(self, batch: Batch, moment: Moment) -> dict[str, float]:
         """One update."""
-        assert batch.state is not None
-        count = -(-batch.n_steps // min(batch.n_steps, self._config.batch_size))
-        batch.chunk_state = np.empty((count, *batch.state.shape), np.float32)
+        make_room(batch, self._config.batch_size)
         return super().learn(batch, moment)
 
 
 build = RecurrentPpo
+
+
+def make_room(batch: Batch, size: int) -> None:
+    """Memory for the states at the borders of chunks, which completion fills."""
+    assert batch.state is not None
+    count = -(-batch.n_steps // min(batch.n_steps, size))
+    batch.chunk_state = np.empty((count, *batch.state.shape), np.float32)
 
 
 def chunks_of(batch: Batch, targets: Targets, size: int, device: torch.device) -> tuple[Chunks, Array, int]:

@@ -160,6 +160,22 @@ class Chunks(NamedTuple):
     valid: Array  # [C, K]
 
 
+def evaluated(policy: Any, chunks: Chunks, which: Array) -> tuple[Evaluation, Rows]:
+    """What a policy says of the valid rows of some chunks, with gradients through time; and these rows."""
+    device = chunks.state.device
+    index, (obs, *others) = _put(which, device), chunks.rows
+    is_one = not isinstance(obs, dict)
+    seen = _chosen(obs, index) if is_one else {name: _chosen(leaf, index) for name, leaf in obs.items()}
+    rows = Rows(seen, *(_chosen(column, index) for column in others))
+    split = Split(np.ascontiguousarray(chunks.starts[:, which]), device)
+    state = chunks.state.index_select(0, index)
+    said = sequential(policy).evaluate_sequences(rows.obs, rows.action, split, state)
+    valid = _put(np.flatnonzero(chunks.valid[:, which]), device)
+    if len(valid) == len(said.log_prob):
+        return said, rows
+    return Evaluation(*(one.index_select(0, valid) for one in said)), rows.pick(valid)
+
+
 class SequenceMinibatch(NamedTuple):
     """Chunks that are learned from together."""
 
@@ -187,18 +203,7 @@ class RecurrentGradients(AutogradGradients):
     def __call__(self, minibatch: Any, start: int, stop: int, out: Tensor) -> Terms:
         self._flat.attach_gradients(out)
         out.zero_()
-        chunks, which = minibatch.chunks, minibatch.picked[start:stop]
-        device = chunks.state.device
-        index, (obs, *others) = _put(which, device), chunks.rows
-        is_one = not isinstance(obs, dict)
-        seen = _chosen(obs, index) if is_one else {name: _chosen(leaf, index) for name, leaf in obs.items()}
-        rows = Rows(seen, *(_chosen(column, index) for column in others))
-        split = Split(np.ascontiguousarray(chunks.starts[:, which]), device)
-        state = chunks.state.index_select(0, index)
-        said = sequential(self._policy).evaluate_sequences(rows.obs, rows.action, split, state)
-        valid = _put(np.flatnonzero(chunks.valid[:, which]), device)
-        if len(valid) < len(said.log_prob):
-            said, rows = Evaluation(*(one.index_select(0, valid) for one in said)), rows.pick(valid)
+        said, rows = evaluated(self._policy, minibatch.chunks, minibatch.picked[start:stop])
         advantage = (rows.advantage - minibatch.mean) / minibatch.spread * rows.weight
         loss, terms = ppo_loss(said, rows, advantage, minibatch.n_rows, minibatch.coefficients)
         loss.backward()

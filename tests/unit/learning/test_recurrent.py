@@ -11,16 +11,18 @@ import pytest
 import torch
 
 import headrace as hr
+from headrace.learning.algorithm import Moment
 from headrace.learning.assembly import complete
 from headrace.learning.batch import Batch
-from headrace.learning.config import PpoConfig
+from headrace.learning.config import ImpalaConfig, PpoConfig
 from headrace.learning.ppo_loss import Coefficients, Rows, ppo_loss
+from headrace.learning.recurrent_impala import RecurrentImpala
 from headrace.learning.recurrent_ppo import RecurrentPpo
 from headrace.learning.sequences import complete_sequences
 from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
 from support.pairwise import Cell, matrix
-from support.ppo_rows import spaces_named
+from support.ppo_rows import slow_vtrace, spaces_named
 from support.recurrent_policies import counting, recurrent_batch, recurrent_policy
 
 T, N = 14, 5
@@ -162,6 +164,38 @@ def test_the_loss_and_its_gradients_are_those_of_a_walk(cell: Cell) -> None:
         for part in (parts[head], parts[head.replace("weight", "bias")]):
             assert (part[-1] == 0).all()
             assert (part[:-1] != 0).any()
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "masked"])
+def test_impalas_gradients_are_those_of_a_walk(name: str) -> None:
+    """V-trace by its definition, from what the version that acted and the present one say along each episode."""
+    policy, options = POLICIES[name]
+    modules = {i: recurrent_policy(policy, "vector", "discrete", 3 + i, **options) for i in range(2)}
+    action = spaces_named("vector", "discrete")[1]
+    batch = recurrent_batch(modules, VERSIONS["within slabs"](), "vector", action, seed=4)
+    config = ImpalaConfig(batch_size=T * N, gamma=0.97, gae_lambda=0.9, ent_coef=0.02)
+    flat = FlatParameters(copy.deepcopy(modules[1]))
+    RecurrentImpala(flat, config, 0).learn(batch, Moment(0, 1, True, 1.0, lambda version: modules[version]))
+    with torch.no_grad():
+        acted = walked(batch, modules)["said"]
+    now = walked(replace(batch, version=np.ones((T, N), np.int64)), modules)
+    log_ratio, value = np.zeros((T, N)), np.zeros((T, N))
+    for (t, env), said in now["said"].items():
+        log_ratio[t, env] = float(said.log_prob.detach()) - float(acted[t, env].log_prob)
+        value[t, env] = float(said.value.detach())
+    flags = batch.terminated, batch.truncated, batch.valid
+    advantage, returns = slow_vtrace(
+        batch.reward, value, now["bootstrap"], *flags, now["last"], config.gamma, config.gae_lambda, log_ratio,
+        config.late_clip,
+    )  # fmt: skip
+    rows = [(t, env) for t, env in now["said"] if batch.valid[t, env]]
+    log_prob, entropy, values = (torch.cat(field) for field in zip(*(now["said"][at] for at in rows), strict=True))
+    gains, targets = (torch.tensor([column[at] for at in rows], dtype=torch.float32) for column in (advantage, returns))
+    loss = -(gains * log_prob).mean() + config.vf_coef * (targets - values).square().mean()
+    (loss - float(config.ent_coef) * entropy.mean()).backward()
+    want = torch.cat([parameter.grad.reshape(-1) for parameter in modules[1].parameters()])
+    assert float(want.abs().max()) > 1e-2
+    torch.testing.assert_close(flat.gradient, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("what", ["state", "starts", "bootstrap"])
