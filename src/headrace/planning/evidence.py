@@ -64,8 +64,7 @@ class Evidence:
     usual_busy_s: float = 0.0
     """Of the worker in the middle, in a typical update."""
     collected_s: float = 0.0
-    """From an update's end until its successor's rollouts were there: what the busiest worker took, and what a typical
-    update takes beyond that."""
+    """From an update's end until its successor's rollouts were there, in a typical update."""
     actors_cpu_s: float = 0.0
     learner_cpu_s: float = 0.0
     act_s: float = 0.0
@@ -128,9 +127,9 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
     middle = [median([one.busy for one in workers]) for workers in by_worker if workers]
     late = [max(one.busy for one in workers) - usual for workers, usual in zip(by_worker, middle, strict=False)]
     is_waited = median([wait for wait, _ in waits] or [0.0]) > 0.02 * sum(learner.values())
-    longer = [wait + beside - max((one.busy for one in workers), default=0.0)
-              for (wait, beside), workers in zip(waits, by_worker, strict=True)]  # fmt: skip
-    collected_s = busiest_s + max(0.0, median(longer or [0.0])) if is_waited else busiest_s
+    whole = [wait + beside for wait, beside in waits] or [0.0]
+    # A mean has in it what is done now and then while nobody collects; where most updates are late, a median is more.
+    collected_s = max(busiest_s, min(median(whole), fmean(whole))) if is_waited else busiest_s
     n_envs = _whole(options.get("n_envs"), 1)
     slow, slow_s, usual_s = _slow_envs(used, n_envs)
     env_s = sum(one.env for one in map(_mean_worker, zip(*by_worker, strict=True))) if count else learner["env"]

@@ -97,6 +97,24 @@ class TestEvidence:
         assert seen.collected_s - seen.busiest_s == pytest.approx(0.01)
         assert judge(seen).shares[causes.COMMUNICATION] < 0.05
 
+    def test_a_checkpoint_now_and_then_is_not_collecting(self) -> None:
+        where = {"topology": "processes", "workers": 2, "shards": 2, "cores": 2}
+        usual = {"worker_0/env_s": 0.1, "worker_1/env_s": 0.1, "time/wait": 0.11}
+        rare = [usual | ({"time/checkpoint": 2.0} if n % 4 == 0 else {}) for n in range(1, 32)]
+        seen = evidence_of([record(n, **one) for n, one in enumerate(rare, 1)], {}, {"where": where})
+        assert seen.collected_s == pytest.approx(0.11)
+        assert judge(seen).names[0] == causes.CHECKPOINTS
+
+    def test_threads_of_which_now_one_and_now_the_other_begins_late_wait_for_the_interpreter(self) -> None:
+        # Collecting takes 60 ms, all of it one core's; a thread is busy for 40 ms or, if it began at once, for 60.
+        where = {"topology": "threads", "workers": 2, "shards": 2, "cores": 2}
+        each = [{f"worker_{one}/{name}_s": (0.06 if n % 2 and one == 0 else 0.04) if name == "env" else 0.03
+                 for one in (0, 1) for name in ("env", "cpu")} | {"time/wait": 0.06, "time/sgd": 0.002}
+                for n in range(1, 20)]  # fmt: skip
+        verdict = judge(evidence_of([record(n, **one) for n, one in enumerate(each, 1)], {}, {"where": where}))
+        assert causes.INTERPRETER in verdict.names
+        assert verdict.shares[causes.INTERPRETER] == pytest.approx(0.03 / 0.062)
+
     @pytest.mark.parametrize(
         ("config", "result"),
         [
