@@ -189,7 +189,12 @@ def acting_policy(
 
 def _home(config: AlgorithmConfig, kind: str = "") -> Any:
     """The file of an algorithm; names are those of our own configs (learning/config), whatever a file says."""
-    return import_module(f"headrace.learning.{kind}{config.name}")
+    try:
+        return import_module(f"headrace.learning.{kind}{config.name}")
+    except ModuleNotFoundError as error:
+        if not kind:
+            raise
+        raise UsageError(f"policy: {config.name.upper()} does not train recurrent policies; use hr.PPO") from error
 
 
 def build_parts(

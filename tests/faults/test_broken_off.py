@@ -215,8 +215,8 @@ def test_another_update_after_a_failure_says_it_again(place: dict[str, Any]) -> 
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_a_failure_and_the_death_after_it_are_noticed_at_once() -> None:
-    """A busy parent finds both when it looks; the death counts, although the failure is raised."""
+def test_a_failure_and_the_death_after_it_are_noticed_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A busy parent finds both when it looks; the death counts, but the failure that is raised has said it all."""
     place = {"topology": "processes", "workers": 2, "env_retries": 0}
     with hr.PPO(
         "MlpPolicy", "support.faulty_envs:Faulty", **OPTIONS | {"seed": Faulty.SEED, "n_envs": 2}, **place
@@ -226,6 +226,7 @@ def test_a_failure_and_the_death_after_it_are_noticed_at_once() -> None:
                 for _ in range(10):
                     m.run.update(1000)
                     wait([child.sentinel for child in m.run.source.place._workers.children.values()], 1.0)
+    assert "died" not in caplog.text
 
 
 class HasChildren(Counts):

@@ -1,4 +1,4 @@
-"""What every place where hosts run offers to the reader: four methods and a close.
+"""What every place where hosts run offers to the reader: six methods and a close.
 
     launch(start_of) -> order(...): work for the host of a shard -> wait(): until something is committed -> close()
 

@@ -262,7 +262,7 @@ class Reader:
         if self.is_recording:
             self._entries.append(entry_of(self.journal, envs, worker, one.slab, entered.checksums))
         self._account.spent_ns[worker] += one.slab.header[SPENT]
-        self._account.step_ns[envs.start : envs.stop] = one.slab.step_ns
+        np.copyto(self._account.step_ns[envs.start : envs.stop], one.slab.step_ns, where=one.slab.step_ns > 0)
         return entered
 
     def _reject(self, one: Taken) -> None:

@@ -63,4 +63,5 @@ def _slowest(account: Account) -> dict[str, float]:
         "headrace/envs/slowest": float(slowest),
         "headrace/envs/slowest_s": float(step_ns[slowest]) / 1e9,
         "headrace/envs/median_s": float(step_ns[usual]) / 1e9,
+        "headrace/envs/mean_s": float(step_ns.mean()) / 1e9,
     }

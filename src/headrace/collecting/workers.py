@@ -88,6 +88,7 @@ class Workers:
         self.retiring: set[int] = set()
         self.proven: set[int] = set()  # workers that have finished a rollout since they were started
         self._replaying: set[int] = set()  # workers that did not begin at the beginning
+        self._reported: set[int] = set()  # workers whose failure was raised: their end is no news
         self.ends: dict[int, End] = {}  # of workers that are to be replaced, or are being killed
         self._end: HeadraceError | None = None  # what whoever needs them is told, once they were ended or given up
 
@@ -167,6 +168,7 @@ class Workers:
         the environment, and would be the same again.
         """
         if not isinstance(failure, EnvRaised) or not self._limits.env_retries or self._plan.env.is_vector():
+            self._reported.add(worker)
             raise failure
         self.ends[worker] = raised_end(failure, self.watch.clock_s)
 
@@ -257,6 +259,9 @@ class Workers:
             return
         if self._plan.env.is_vector():
             raise pool_is_lost(what, lost.worker, end)
+        if lost.worker in self._reported:
+            self._reported.discard(lost.worker)
+            return
         text = f"{what}; replaying its episodes"
         logger.warning("%s%s", text, f"\n{end.stack}" if end.stack else "")
         self.say(f"warning: {text}{'; its Python stack is in the log' if end.stack else ''}")

@@ -139,7 +139,7 @@ def update_s(place: str, workers: int, measured: Measured, config: TopologyConfi
     step_s, act_s = config.n_steps * config.n_envs * measured.step_s, config.n_steps * policy.act_s
     hand_over_s, free = _HAND_OVER_S * workers, min(measured.free_cores, cores)
     alone_s = step_s + act_s
-    late = 1.0 + lateness(measured.jitter, config.n_steps * config.n_envs / workers, workers)
+    late = min(workers, 1.0 + lateness(measured.jitter, config.n_steps * config.n_envs / workers, workers))
     if place != "inline":  # every worker calls the policy for its own rows
         act_s += config.n_steps * policy.call_s * (workers - 1)
     busy_s = step_s * measured.cpu_share + act_s

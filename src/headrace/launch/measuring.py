@@ -67,14 +67,14 @@ class _Steps:
     doubt: float
 
 
-def measured_together(envs: VectorEnv, measured: Measured, n_envs: int) -> Measured:
+def measured_together(envs: VectorEnv, measured: Measured, n_envs: int, until_s: float) -> Measured:
     """A cheap step among others: what a row of steps costs as a whole, all of its environments share.
 
     `envs`: some more of the same. One alone pays all of it, so that many would look slower than they are. If they can't
     be stepped, the first trial or rollout shows why.
     """
     try:
-        some_s = _alone(envs, envs.num_envs, math.inf).step_s
+        some_s = _alone(envs, envs.num_envs, until_s).step_s
     except (EnvFailure, HeadraceError):
         return measured
     return replace(measured, step_s=among_others(measured.step_s, some_s, envs.num_envs, n_envs))

@@ -71,7 +71,7 @@ def look_at(
         with in_time():
             measured = measure(spec, seed, envs, place.n_envs, until_s)
             if now_s() < until_s:
-                make_s, measured = _among_others(spec, seed, measured, place.n_envs)
+                make_s, measured = _among_others(spec, seed, measured, place.n_envs, until_s)
         if measured is None:
             raise EnvError(f"{spec.name}: could not be stepped; headrace check {spec.name} shows why")
         measured = replace(measured, policy=rehearsed(observation, action))
@@ -81,7 +81,9 @@ def look_at(
             envs.close()
 
 
-def _among_others(spec: EnvSpec, seed: int, measured: Measured | None, n_envs: int) -> tuple[float, Measured | None]:
+def _among_others(
+    spec: EnvSpec, seed: int, measured: Measured | None, n_envs: int, until_s: float
+) -> tuple[float, Measured | None]:
     """What one more environment takes to build, now that everything is imported; and a step of it beside others."""
     some = min(n_envs, _TOGETHER)
     is_shared = measured is not None and measured.step_s < CHEAP_S and not measured.is_pool and some > 1
@@ -90,7 +92,7 @@ def _among_others(spec: EnvSpec, seed: int, measured: Measured | None, n_envs: i
     try:
         make_s = (now_s() - begun_s) / count
         if measured is not None and is_shared:
-            measured = measured_together(envs, measured, n_envs)
+            measured = measured_together(envs, measured, n_envs, until_s)
     finally:
         envs.close()
     return make_s, measured

@@ -238,7 +238,9 @@ def _largest(e: Evidence, count: int) -> float:
 def _in_processes(e: Evidence, now: Cycle, count: int) -> Cycle:
     """Threads that take turns at one interpreter, as processes: each runs when it likes, on the cores that are free."""
     have, own_s = len(e.workers), sum(now.collect[name] for name in ("env", "inference", "copy"))
-    factor = (1.0 + now.collect["interpreter"] / own_s) * max(_largest(e, count), 1.0 / max(1.0, now.cores))
+    factor = (1.0 + (now.collect["interpreter"] / own_s if own_s else 0.0)) * max(
+        _largest(e, count), 1.0 / max(1.0, now.cores)
+    )
     new = now.scaled(env=factor, inference=factor, copy=factor, interpreter=0.0, imbalance=have / count)
     cpu_s = now.cpu_s + e.actors_cpu_s  # which that of a run in threads leaves out
     return replace(new, collect={**new.collect, "latency": _HAND_OVER_S * count}, cpu_s=cpu_s)
@@ -249,7 +251,7 @@ def _inline(e: Evidence, now: Cycle) -> Cycle:
     have, busy_s, cpu_s = len(e.workers), sum(one.busy for one in e.workers), sum(one.cpu for one in e.workers)
     factor, slowest_s = 1.0, max(one.busy for one in e.workers)
     at_once = 1.0 if now.collect["interpreter"] else max(1.0, e.free_cores)
-    if cpu_s > _SATURATED * at_once * slowest_s:
+    if busy_s and cpu_s > _SATURATED * at_once * slowest_s:
         # They waited for a core or the interpreter, but the slowest one no longer than it took in all: it may sleep.
         factor = min(1.0, max(cpu_s, at_once * slowest_s) / busy_s)
     acting_s = factor * sum(one.inference for one in e.workers)

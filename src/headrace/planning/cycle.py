@@ -168,7 +168,8 @@ def _taken_in_turns_s(e: Evidence) -> float:
     window_s = max(whole_s, *(one.busy for one in e.workers))
     cpu_s, most_s = sum(one.cpu for one in e.workers), max(one.cpu for one in e.workers)
     least, most = _IN_TURNS
-    return window_s if 0.0 < least * window_s <= cpu_s <= most * window_s and most_s < window_s else 0.0
+    is_busy = any(one.busy for one in e.workers)
+    return window_s if is_busy and least * window_s <= cpu_s <= most * window_s and most_s < window_s else 0.0
 
 
 def worker_of(e: Evidence, index: int) -> int:

@@ -132,8 +132,8 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
     collected_s = max(busiest_s, min(median(whole), fmean(whole))) if is_waited else busiest_s
     n_envs = _whole(options.get("n_envs"), 1)
     slow, slow_s, usual_s = _slow_envs(used, n_envs)
-    env_s = sum(one.env for one in map(_mean_worker, zip(*by_worker, strict=True))) if count else learner["env"]
-    if not _explains(len(slow), slow_s, usual_s, n_envs, steps, env_s):
+    means = [record["headrace/envs/mean_s"] for record in used if "headrace/envs/mean_s" in record]
+    if means and not _explains(len(slow), slow_s, usual_s, n_envs, median(means)):  # older runs have none
         slow = ()
     free = [record["headrace/free_cores"] for record in used if "headrace/free_cores" in record]
     cores = max(1, _whole(where.get("cores"), 1))
@@ -245,15 +245,14 @@ def _slow_envs(records: Sequence[Record], n_envs: int) -> tuple[tuple[int, ...],
     return (), 0.0, usual_s
 
 
-def _explains(count: int, slow_s: float, usual_s: float, n_envs: int, steps: float, env_s: float) -> bool:
-    """Whether a few slow environments and usual ones take what stepping took in all.
+def _explains(count: int, slow_s: float, usual_s: float, n_envs: int, mean_s: float) -> bool:
+    """Whether a few slow environments and usual ones take what steps of all of them take.
 
     A record names the slowest one only. Of four that are equally slow, two may be it nearly always: to name these two
     would be a lie about the others, and about what it brings to mend them.
     """
-    rows = steps / max(1, n_envs)
-    left_s = env_s - rows * (count * slow_s + (n_envs - count) * usual_s)
-    return left_s <= _UNEXPLAINED * rows * count * (slow_s - usual_s)
+    left_s = n_envs * mean_s - count * slow_s - (n_envs - count) * usual_s
+    return left_s <= _UNEXPLAINED * count * (slow_s - usual_s)
 
 
 def _worker(record: Record, worker: int, turns: int) -> WorkerTimes:
