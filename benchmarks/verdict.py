@@ -196,6 +196,8 @@ def main() -> None:
         row = judged(NAMES[index], arguments.seed, seconds, rounds) | {"rounds": rounds}
         rows[row["case"]] = row
         print(told(index, row), flush=True)
+        if arguments.json:  # what was measured is kept if a later case is broken off
+            arguments.json.write_text(json.dumps({"extra": {"rows": list(rows.values())}}))
     rows = {name: rows[name] for name in NAMES if name in rows}
     valid = [row for row in rows.values() if row["is_valid"]]
     right, close = sum(row["is_right"] for row in valid), sum(off(row) <= 0.25 for row in valid)
