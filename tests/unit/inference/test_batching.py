@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.inference.batching import Batching, BatchLimits
@@ -209,6 +209,7 @@ def test_everybody_is_served_once_in_time_and_within_limits(
     max_rows=st.integers(0, 6),
     asks=st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.sampled_from((0.0, 0.25, 2.0))), max_size=40),
 )
+@example(turns=[0, 0], max_rows=0, asks=[(0, False, 0.0), (1, False, 0.0), (0, False, 0.0), (1, False, 0.0)])
 def test_the_shortcut_for_a_lone_request_makes_the_same_batches(
     turns: list[int], max_rows: int, asks: list[tuple[int, bool, float]]
 ) -> None:
@@ -222,7 +223,8 @@ def test_the_shortcut_for_a_lone_request_makes_the_same_batches(
             long.asked(slot, V, now_s, is_last)
             if slot == short.lone or short.is_alone(slot):
                 assert short.is_alone(slot)
-                short.served_alone(slot, is_last, -math.inf)
+                short.served_alone(slot, is_last, now_s)
+                short._answered_s.clear()
                 batches[1].append((slot,))
             else:
                 short.asked(slot, V, now_s, is_last)
