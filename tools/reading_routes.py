@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,28 @@ def play(**options: Any) -> int:
     return WATCHED_GROUPS
 
 
-def children() -> list[int]:
-    """Process ids."""
-    return [int(one) for path in Path("/proc/self/task").glob("*/children") for one in path.read_text().split()]
+def bound_loky_processes() -> int:
+    """joblib's children that have a group of their own: they bind themselves to us before all else.
+
+    The shell that removes the hub's folder has a group of its own, too, and is none of joblib's.
+    """
+    bound = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has just ended
+            children = [int(one) for one in path.read_text().split()]
+            bound |= {one for one in children if os.getpgid(one) == one and b"LokyProcess" in command_of(one)}
+    return len(bound)
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def wait_for_loky() -> None:
     """joblib starts two processes, also for one worker: the idle one would come up within the window."""
     until = time.monotonic() + LOKY_S
-    while sum(os.getpgid(one) == one for one in children()) < LOKY_PROCESSES:  # of a group of their own: bound to us
+    while bound_loky_processes() < LOKY_PROCESSES:
         if time.monotonic() > until:
             raise SystemExit(f"{LOKY_PROCESSES} processes of joblib did not come up within {LOKY_S} s")
         time.sleep(0.01)
