@@ -302,7 +302,9 @@ def engine_of(job: Job) -> Engine:
     return scripted(go, LATENCY)
 
 
-def measured(job: Job, rounds: int, engine: Engine | None) -> tuple[list[harness.Claim], dict[str, Any]]:
+def measured(
+    job: Job, rounds: int, close_rounds: int, engine: Engine | None
+) -> tuple[list[harness.Claim], dict[str, Any]]:
     """Everybody at one job, in turn."""
     runs: dict[str, list[Run]] = {}
 
@@ -330,7 +332,8 @@ def measured(job: Job, rounds: int, engine: Engine | None) -> tuple[list[harness
     runners = {f"{where}: {name}": contender(name, run) for name, run in contenders.items()}
     values = harness.alternate(runners, rounds)
     close = {name: runner for name, runner in runners.items() if not name.endswith(": lock-step")}
-    for name, series in harness.alternate(close, CLOSE * rounds).items():  # the close ones more often
+    more = close_rounds if job.kind in ALIKE else rounds
+    for name, series in harness.alternate(close, more).items():  # the close ones more often
         values[name] += series
     values |= harness.alternate({f"{where}: global lock": contender("global lock", lambda m: global_lock(m, fewer))}, 1)
     rates = {name.partition(": ")[2]: series for name, series in values.items()}
@@ -373,7 +376,6 @@ GOALS = {"1 ms": 0.95, "50 ms": 1.5, "heavy": 3.0}
 ALIKE = {"1 ms": 0.98, "50 ms": 0.98}
 KINDS = {f"{engine}-{kind.replace(' ', '')}": (engine, kind) for engine in ("scripted", "model") for kind in GOALS}
 PARTS = (*KINDS, "overhead")
-CLOSE = 3  # rounds of the two that are close, for each that all have played
 
 
 def overhead(rounds: int, count: int) -> tuple[list[harness.Claim], dict[str, Any]]:
@@ -387,7 +389,10 @@ def main() -> None:
     arguments = harness.arguments(
         __doc__, add=lambda parser: parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART")
     )
-    rounds, episodes, size = (1, 8, 4) if arguments.smoke else (2, 32, 8) if arguments.quick else (3, 64, 8)
+    # The two that are close play a dozen rounds more: single jobs of a quarter of a second differ by some 5 %.
+    rounds, more, episodes, size = (
+        (1, 1, 8, 4) if arguments.smoke else (2, 12, 32, 8) if arguments.quick else (3, 12, 64, 8)
+    )
     wanted = arguments.only or (("scripted-1ms", "overhead") if arguments.smoke else PARTS)
     parts: dict[str, Any] = {}
     if arguments.only and arguments.json and arguments.json.exists():
@@ -402,7 +407,7 @@ def main() -> None:
                 is_real = engine == "model"
                 model = model or (engine_of(Job("none", 1, 1, True)) if is_real else None)  # taught once
                 job = Job(kind, episodes, size, is_real)
-                claims, extra = measured(job, max(1, rounds - is_real), model if is_real else None)
+                claims, extra = measured(job, max(1, rounds - is_real), more, model if is_real else None)
             parts[name] = {"host": harness.host(), "claims": [asdict(one) for one in claims], "extra": extra}
     finally:
         if model is not None:
