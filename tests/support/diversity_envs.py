@@ -7,6 +7,7 @@
     Levels        begins where the level says, which rises with its episodes, and by its seed
     Marked        its last number is always 7; Pushed: continuous actions
     Dull          all returns are 0, whatever is done;    Target: one action is right, and soon learned
+    Treadmill     one action is right, and soon learned, but pays less the more it is taken
 
 Named as support.diversity_envs:X they can be found again by a fresh process that has tests/ on its path.
 """
@@ -90,6 +91,24 @@ class Dull(Walk):
 class Target(Walk):
     def reward(self, action: Any) -> float:
         return float(action == 1)
+
+
+class Treadmill(Walk):
+    """One action pays, and the more it was taken in the last episode the less: choices end, and returns fall."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken, self._usual = 0.0, 0.5
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if self._steps:
+            self._usual = self._taken / self._steps
+        self._taken = 0.0
+        return super().reset(seed=seed)
+
+    def reward(self, action: Any) -> float:
+        self._taken += float(action == 1)
+        return float(action == 1) - 1.2 * self._usual
 
 
 class Pushed(Walk):

@@ -253,7 +253,7 @@ def judge_entropy(course: Course) -> Finding:
     what = "noise" if course.dimensions else "entropy"
     found = (
         f"the policy stopped to try things: {what} under {_COLLAPSED:.0%} of its start after {at:,.0f} of "
-        f"{steps[-1]:,.0f} steps, while returns stayed: {first.mean():.3g}, then {after.mean():.3g}"
+        f"{steps[-1]:,.0f} steps, while returns did not rise: {first.mean():.3g}, then {after.mean():.3g}"
     )
     advice = "raise ent_coef, or lower learning_rate or n_epochs; no harm if these returns are the best there are"
     return Finding(ENTROPY, "warning", found, advice, numbers)

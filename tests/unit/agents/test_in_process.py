@@ -238,8 +238,8 @@ def test_prompts_that_come_one_by_one_are_read_together(model: Any) -> None:
 
 
 def test_the_cost_follows_the_length_and_the_bits_do_not_change(model: Any) -> None:
-    """One short request in a large engine: narrow passes, short looks back, the answer of a small engine."""
-    answers, widths, looks = [], list[int](), list[int]()
+    """Two requests, a large engine: the narrowest passes that hold, short looks back, the answers of a small engine."""
+    answers, looks = [], list[int]()
 
     for slots, max_context in ((8, 512), (32, 4096)):
         engine = in_process(model, CODEC, slots=slots, max_context=max_context)
@@ -252,11 +252,11 @@ def test_the_cost_follows_the_length_and_the_bits_do_not_change(model: Any) -> N
 
             with mock.patch.object(passes, "forward", side_effect=seen) as forward:
                 answers.append(engine.generate([asked(number, 60 + 200 * number, 20) for number in range(2)]))
-                widths += [len(call.args[0]) for call in forward.call_args_list if not call.kwargs.get("is_reading")]
+                widths = {len(call.args[0]) for call in forward.call_args_list if not call.kwargs.get("is_reading")}
+                assert widths == {passes._widths[0]}  # which of them give the bits of a whole one, a machine decides
         finally:
             engine.close()
     assert answers[0] == answers[1]
-    assert set(widths) == {4}
     assert max(looks) <= 512
 
 

@@ -95,10 +95,11 @@ def test_a_policy_that_hardly_draws_is_correlated_only_where_starts_are(tmp_path
 
 
 def test_an_entropy_that_is_gone_for_nothing_and_one_that_is_gone_for_good_returns(tmp_path: Path) -> None:
-    """Rewards that are noise, chased in steps that are far too large; and a task that is learned in no time."""
-    chased = train(tmp_path / "chased", envs.Walk, steps=8_192, n_epochs=10, learning_rate=0.1)
-    assert levels(chased) == ["ok", "ok", "warning"]
-    learned = train(tmp_path / "learned", envs.Target, steps=8_192, n_epochs=4, learning_rate=0.02)
+    """What pays is soon all that is done: in one task returns fall with it, in the other they rise."""
+    options: dict[str, Any] = {"steps": 8_192, "n_epochs": 4, "learning_rate": 0.02}
+    fallen = train(tmp_path / "fallen", envs.Treadmill, **options)
+    assert levels(fallen) == ["ok", "ok", "warning"]
+    learned = train(tmp_path / "learned", envs.Target, **options)
     assert levels(learned) == ["ok", "ok", "ok"]
     assert "the policy has settled" in learned[2].found
 
