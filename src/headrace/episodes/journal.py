@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.episodes.finished import Finished, Results
-from headrace.memory.checksum import begin, extend_by_slab
+from headrace.memory.checksum import begin, extend
 from headrace.memory.schema import DROPPED_END, state_leaf
 from headrace.memory.slab import Slab
 from headrace.memory.spaces import ObservationSpace, Space, empty_leaves
@@ -83,7 +83,7 @@ class Journal:
         for b, env in enumerate(env_indices):
             actions = slab.action[first[b] :, b]  # copied: the slab will be reused
             self.chunks[env].append(actions.copy() if all_valid else actions[valid[first[b] :, b]])
-        checksums = extend_by_slab(self.checksum[part], env_indices.start, slab)
+        checksums = extend(self.checksum[part], env_indices.start, slab)
         for name, leaf in slab.whole_last().items():
             self.last_obs[name][part] = leaf
         self.noise_counter[part] = slab.noise_counter
