@@ -190,7 +190,9 @@ class Reader:
 
     def close(self) -> None:
         """End the hosts, close all environments, give the memory back."""
-        self._forget_slabs()
+        for queue in self._waiting:  # nothing will be learned from these: views of memory that is about to go
+            queue.clear()
+        self._in_hand, self._lent, self._ended, self._looked, self._uses = [], [], [], 0, []
         with closing(self.ring):
             self.place.close()
 
@@ -282,9 +284,3 @@ class Reader:
         account.episodes, account.recent = self.journal.results.episodes, tuple(self.journal.results.recent)
         self._account = account.next()
         return account
-
-    def _forget_slabs(self) -> None:
-        """Slabs that nothing will be learned from: views of memory that is about to go."""
-        for queue in self._waiting:
-            queue.clear()
-        self._in_hand, self._lent, self._ended, self._looked, self._uses = [], [], [], 0, []
