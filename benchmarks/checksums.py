@@ -29,7 +29,7 @@ from headrace.session_files import SessionFiles
 
 GOAL = 0.98
 KINDS = ("neither", "checksums", "checksums and recording")
-_extend = journal.extend_by_slab
+_extend = journal.extend
 
 
 class Pictures(gym.Env[Any, Any]):
@@ -78,7 +78,7 @@ class Contender:
 
     def slice(self, clock: bool = False) -> float:
         """Some updates; returns steps/s."""
-        journal.extend_by_slab = (self._timed if clock else _extend) if self._is_summing else _no_sum
+        journal.extend = (self._timed if clock else _extend) if self._is_summing else _no_sum
         steps, start = self._model.run.steps, time.process_time()
         for _ in range(self._updates):
             update = self._model.run.update(10**9)
@@ -86,7 +86,7 @@ class Contender:
             self._files.write_lists(update)
             self.spent_s["recording"] += time.process_time() - began
         seconds = time.process_time() - start
-        journal.extend_by_slab = _extend
+        journal.extend = _extend
         return (self._model.run.steps - steps) / seconds
 
     def _timed(self, *arguments: Any) -> Any:

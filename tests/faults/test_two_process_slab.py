@@ -87,7 +87,7 @@ def test_a_spawned_process_fills_slabs_that_the_reader_reads_in_place() -> None:
 
 def assert_committed_in_place(segment: SharedSegment, order: Order, state: RingState, lease: Lease) -> None:
     slab = Slab(order.schema, segment.buffer, create=False)
-    assert state.commit(lease.slot, slab.word(Word.COMMIT)) == lease
+    assert lease in state.commit({lease.slot: slab.word(Word.COMMIT)}.get)
     assert slab.word(Word.STARTED_NS) <= slab.word(Word.COMMITTED_NS)
 
     ours = heap_slab(order.schema)
@@ -114,9 +114,9 @@ def test_a_process_whose_lease_was_revoked_can_not_pass_its_slab_off() -> None:
     with shared_slab(schema) as segment:
         assert exit_code_of(write_rewards, segment.name, schema, stale.fence, False) == 0
         assert commit_word(segment) == stale.fence
-        assert state.commit(current.slot, commit_word(segment)) is None
+        assert state.commit(lambda slot: commit_word(segment)) == []
         assert exit_code_of(write_rewards, segment.name, schema, current.fence, False) == 0
-        assert state.commit(current.slot, commit_word(segment)) == current
+        assert state.commit(lambda slot: commit_word(segment)) == [current]
 
 
 def test_a_process_killed_before_its_commit_has_committed_nothing() -> None:
@@ -124,7 +124,7 @@ def test_a_process_killed_before_its_commit_has_committed_nothing() -> None:
     lease = granted(state)
     with shared_slab(schema) as segment:
         assert exit_code_of(write_rewards, segment.name, schema, lease.fence, True) == -signal.SIGKILL
-        assert state.commit(lease.slot, commit_word(segment)) is None
+        assert state.commit(lambda slot: commit_word(segment)) == []
         assert state.revoke(0) == [lease]
         assert granted(state).sequence == lease.sequence, "the lost rollout is asked for again"
 

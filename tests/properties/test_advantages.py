@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +22,10 @@ from torch import Tensor, nn
 
 from headrace.envs.vector_env import VectorEnv
 from headrace.learning import late
-from headrace.learning.advantages import gae
+from headrace.learning.advantages import advantages
 from headrace.learning.assembly import assemble, complete
 from headrace.learning.batch import Batch
+from headrace.learning.config import PpoConfig
 from headrace.learning.late import vtrace
 from headrace.policies.noise_spec import NoiseSpec
 from headrace.policies.policy import Evaluation
@@ -36,6 +39,14 @@ from support.slabs import Array, action_of, filled_slabs
 TOLERANCE = 1e-6
 
 discounts = st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0])
+_COLUMNS = ("reward", "value", "bootstrap_value", "terminated", "truncated", "valid", "last_value")
+
+
+def gae(*numbers: Any) -> tuple[Array, Array]:
+    """The library's, of arrays and two discounts in the order of the slow ones."""
+    *arrays, gamma, gae_lambda = numbers
+    batch: Any = SimpleNamespace(**dict(zip(_COLUMNS, arrays, strict=True)))
+    return advantages(batch, PpoConfig(gamma=gamma, gae_lambda=gae_lambda))
 
 
 @dataclass(frozen=True)
@@ -325,17 +336,7 @@ def estimates(
     result = []
     for batch in batches:
         complete(batch, lambda version: KnownValues())
-        advantage, returns = gae(
-            batch.reward,
-            batch.value,
-            batch.bootstrap_value,
-            batch.terminated,
-            batch.truncated,
-            batch.valid,
-            batch.last_value,
-            GAMMA,
-            GAE_LAMBDA,
-        )
+        advantage, returns = advantages(batch, PpoConfig(gamma=GAMMA, gae_lambda=GAE_LAMBDA))
         ended = (batch.terminated | batch.truncated) & batch.valid
         ends_from_here = np.cumsum(ended[::-1], axis=0)[::-1] > 0
         result.append(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.memory.checksum import begin, extend_by_slab
+from headrace.memory.checksum import begin, extend
 from headrace.memory.schema import rollout_schema
 from headrace.memory.slab import Slab
 from headrace.memory.spaces import Box, Discrete, Space
@@ -82,7 +82,7 @@ def part_of(slab: Slab, rows: range, envs: range) -> Slab:
 def sums(slab: Slab, env_start: int = 0) -> Array:
     """The checksum after every row, from the beginning of every environment's first episode."""
     start = np.array([begin(env_start + b, 0) for b in range(slab.schema.n_envs)], np.uint64)
-    return extend_by_slab(start, env_start, slab)
+    return extend(start, env_start, slab)
 
 
 def slow_sums(slab: Slab) -> list[list[int]]:
@@ -133,7 +133,7 @@ def test_slabs_and_shards_leave_no_trace(rows: Flags, seed: int, cuts: list[int]
         state = np.array([begin(env, 0) for env in envs], np.uint64)
         for start, stop in pairwise(edges):
             if len(envs):
-                got = extend_by_slab(state, envs.start, part_of(slab, range(start, stop), envs))
+                got = extend(state, envs.start, part_of(slab, range(start, stop), envs))
                 assert got.tolist() == whole[start:stop, envs.start : envs.stop].tolist()
 
 

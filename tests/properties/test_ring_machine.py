@@ -20,10 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.errors import RingError
 from headrace.memory.layout import Word
 from headrace.memory.lease import Lease
-from headrace.memory.ring import Owner, Ring, RingState, Slot
+from headrace.memory.ring import Ring, RingState
 from support.slabs import small_schema
 
 picks = st.integers(0, 1000)  # an index into whatever there is to choose from
+WordOf = Callable[[int], int | None]
 
 
 class RingMachine(RuleBasedStateMachine):
@@ -162,13 +163,12 @@ class RingMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_slab_has_two_owners(self) -> None:
-        owners = [Owner.NOBODY] * self.num_slots
-        for owner, leases in ((Owner.WRITER, self.open_leases()), (Owner.READER, self.reading)):
-            for lease in leases:
-                assert owners[lease.slot] is Owner.NOBODY, f"slot {lease.slot} is owned twice"
-                owners[lease.slot] = owner
-        assert [self.ring.state.slots[slot].owner for slot in range(self.num_slots)] == owners
-        assert self.ring.state.open_slots() == [lease.slot for lease in self.open_leases()]
+        held: list[Lease | None] = [None] * self.num_slots
+        for lease in (*self.open_leases(), *self.reading):
+            assert held[lease.slot] is None, f"slot {lease.slot} is owned twice"
+            held[lease.slot] = lease
+        assert self.ring.state.held == held
+        assert self.ring.state.open == [*self.writing.values()], "all others are the reader's"
 
     @invariant()
     def leases_stay_within_the_pace(self) -> None:
@@ -278,24 +278,30 @@ def an_uneven_ring_goes_on_from_a_checkpoint() -> None:
     machine.teardown()
 
 
-def ignores_the_fence(state: RingState, slot: int, commit_word: int) -> Lease | None:
-    lease = state.slots[slot].lease
-    return None if lease is None or commit_word == 0 else RING_STATE_COMMIT(state, slot, lease.fence)
+def ignores_the_fence(state: RingState, word_of: WordOf) -> list[Lease]:
+    fences = {lease.slot: lease.fence for lease in state.held if lease is not None and word_of(lease.slot)}
+    return RING_STATE_COMMIT(state, fences.get)
 
 
-def believes_a_later_rollout_first(state: RingState, slot: int, commit_word: int) -> Lease | None:
-    lease = state.slots[slot].lease
-    if lease is not None and commit_word == lease.fence and lease in state._open[lease.shard]:
-        state._open[lease.shard].remove(lease)
-        state._open[lease.shard].insert(0, lease)
-    return RING_STATE_COMMIT(state, slot, commit_word)
+def believes_a_later_rollout_first(state: RingState, word_of: WordOf) -> list[Lease]:
+    for leases in state.open:
+        leases.sort(key=lambda lease: word_of(lease.slot) != lease.fence)
+    return RING_STATE_COMMIT(state, word_of)
 
 
-def frees_what_the_reader_still_reads(state: RingState, slot: int, commit_word: int) -> Lease | None:
-    lease = RING_STATE_COMMIT(state, slot, commit_word)
-    if lease is not None:
-        state.slots[slot] = Slot()
-    return lease
+def frees_what_the_reader_still_reads(state: RingState, word_of: WordOf) -> list[Lease]:
+    leases = RING_STATE_COMMIT(state, word_of)
+    for lease in leases:
+        state.held[lease.slot] = None
+    return leases
+
+
+def takes_one_a_shard(state: RingState, word_of: WordOf) -> list[Lease]:
+    later = [leases[1:] for leases in state.open]
+    state.open = [leases[:1] for leases in state.open]
+    taken = RING_STATE_COMMIT(state, word_of)
+    state.open = [leases + more for leases, more in zip(state.open, later, strict=True)]
+    return taken
 
 
 def skips_the_lost_rollout(state: RingState, shard: int) -> list[Lease]:
@@ -306,14 +312,14 @@ def skips_the_lost_rollout(state: RingState, shard: int) -> list[Lease]:
 
 def keeps_counting_the_revoked_leases(state: RingState, shard: int) -> list[Lease]:
     leases = RING_STATE_REVOKE(state, shard)
-    state.leased += len(leases)
+    state._base[shard] -= len(leases)
     return leases
 
 
 def frees_only_the_first_lease(state: RingState, shard: int) -> list[Lease]:
-    later, state._open[shard] = state._open[shard][1:], state._open[shard][:1]
+    later, state.open[shard] = state.open[shard][1:], state.open[shard][:1]
     leases = RING_STATE_REVOKE(state, shard)
-    state._open[shard] = later
+    state.open[shard] = later
     return leases
 
 
@@ -336,15 +342,10 @@ def keeps_to_a_share_when_uneven(state: RingState, shard: int) -> Lease | None:
 
 
 def one_lease_at_a_time(state: RingState, shard: int) -> Lease | None:
-    return None if state._open[shard] else RING_STATE_LEASE(state, shard)
+    return None if state.open[shard] else RING_STATE_LEASE(state, shard)
 
 
 def keeps_counting_the_rejected_lease(state: RingState, lease: Lease) -> None:
-    RING_STATE_REJECT(state, lease)
-    state.leased += 1
-
-
-def keeps_counting_the_rejected_share(state: RingState, lease: Lease) -> None:
     RING_STATE_REJECT(state, lease)
     state._base[lease.shard] -= 1
 
@@ -363,9 +364,8 @@ def counts_numbers_for_batches(state: RingState, sequences: list[int], batches: 
     state._base = [0] * len(sequences)
 
 
-def counts_a_batch_as_one_lease(state: RingState, sequences: list[int], batches: int) -> None:
-    RING_STATE_RESUME(state, sequences, batches)
-    state.leased = batches
+def forgets_the_batches(state: RingState, sequences: list[int], batches: int) -> None:
+    RING_STATE_RESUME(state, sequences, 0)
 
 
 RING_STATE_LEASE, RING_STATE_COMMIT, RING_STATE_REVOKE = RingState.lease, RingState.commit, RingState.revoke
@@ -375,6 +375,7 @@ MUTATIONS = [
     ("commit", ignores_the_fence),
     ("commit", believes_a_later_rollout_first),
     ("commit", frees_what_the_reader_still_reads),
+    ("commit", takes_one_a_shard),
     ("revoke", skips_the_lost_rollout),
     ("revoke", keeps_counting_the_revoked_leases),
     ("revoke", frees_only_the_first_lease),
@@ -384,11 +385,10 @@ MUTATIONS = [
     ("lease", keeps_to_a_share_when_uneven),
     ("lease", one_lease_at_a_time),
     ("reject", keeps_counting_the_rejected_lease),
-    ("reject", keeps_counting_the_rejected_share),
     ("reject", asks_for_the_rejected_rollout_again),
     ("resume", starts_counting_anew),
     ("resume", counts_numbers_for_batches),
-    ("resume", counts_a_batch_as_one_lease),
+    ("resume", forgets_the_batches),
 ]
 
 

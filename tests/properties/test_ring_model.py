@@ -24,10 +24,9 @@ from typing import NamedTuple
 import pytest
 
 from headrace.memory.lease import Lease
-from headrace.memory.ring import Owner, RingState, Slot
+from headrace.memory.ring import RingState
 
 POISON = 0
-OWNERS = tuple(Owner)
 ALIVE, DEAD, REAPED, STOPPED = "alive", "dead", "reaped", "stopped"  # stopped: revoked, but may still go on
 
 Order = tuple[int, int, int, int]  # a lease: slot, shard, sequence, fence
@@ -54,12 +53,11 @@ class Reading(NamedTuple):
 class State(NamedTuple):
     """Everything there is, as plain data."""
 
-    slots: tuple[tuple[int, Order | None], ...]
+    held: tuple[Order | None, ...]
     committed: tuple[int, ...]
     base: tuple[int, ...]
     open: tuple[tuple[Order, ...], ...]
     next_fence: int
-    leased: int
     cells: tuple[tuple[int, int], ...]
     words: tuple[int, ...]
     writers: tuple[Writer, ...]
@@ -78,7 +76,12 @@ def as_order(lease: Lease) -> Order:
 
 
 def believe_the_fence(ring: RingState, slot: int, word: int) -> Lease | None:
-    return ring.commit(slot, word)
+    return looked_at(ring, slot, word)
+
+
+def looked_at(ring: RingState, slot: int, word: int) -> Lease | None:
+    """At one commit word alone."""
+    return next(iter(ring.commit({slot: word}.get)), None)
 
 
 def revoke(ring: RingState, shard: int) -> list[Lease]:
@@ -101,12 +104,11 @@ class Model:
 
     def start(self) -> State:
         return State(
-            slots=((0, None),) * self.num_slots,
+            held=(None,) * self.num_slots,
             committed=(0, 0),
             base=(0, 0),
             open=((), ()),
             next_fence=1,
-            leased=0,
             cells=((POISON, POISON),) * self.num_slots,
             words=(0,) * self.num_slots,
             writers=(Writer(), Writer()),
@@ -121,20 +123,19 @@ class Model:
     def ring(self, state: State) -> RingState:
         ring = RingState(self.num_slots, 2, self.is_even)
         ring.grant(2 * self.rollouts)
-        ring.slots = [Slot(OWNERS[owner], order and Lease(*order)) for owner, order in state.slots]
+        ring.held = [order and Lease(*order) for order in state.held]
         ring.sequences, ring._base = list(state.committed), list(state.base)
-        ring._open = [[Lease(*order) for order in orders] for orders in state.open]
-        ring._next_fence, ring.leased = state.next_fence, state.leased
+        ring.open = [[Lease(*order) for order in orders] for orders in state.open]
+        ring._next_fence = state.next_fence
         return ring
 
     def with_ring(self, state: State, ring: RingState) -> State:
         return state._replace(
-            slots=tuple((OWNERS.index(slot.owner), slot.lease and as_order(slot.lease)) for slot in ring.slots),
+            held=tuple(lease and as_order(lease) for lease in ring.held),
             committed=tuple(ring.sequences),
             base=tuple(ring._base),
-            open=tuple(tuple(map(as_order, leases)) for leases in ring._open),
+            open=tuple(tuple(map(as_order, leases)) for leases in ring.open),
             next_fence=ring._next_fence,
-            leased=ring.leased,
         )
 
     # -------------------------------------------------------------------------------------------------------- the steps
@@ -242,15 +243,15 @@ class Model:
         read = [reading.order for reading in state.readings]
         if len({order[SLOT] for order in written + read}) < len(written) + len(read):
             raise ViolationError(f"two owners: {written}, {read}")
-        if any(state.slots[order[SLOT]] != (OWNERS.index(Owner.READER), order) for order in read):
-            raise ViolationError(f"two owners: the reader reads {read}, the ring says {state.slots}")
+        if any(state.held[order[SLOT]] != order or order in state.open[order[SHARD]] for order in read):
+            raise ViolationError(f"two owners: the reader reads {read}, the ring says {state.held}, {state.open}")
 
     def check_end(self, state: State) -> None:
         """Nothing can happen any more: then everything has happened."""
         rejected = self.rejections - state.rejections
         is_all = sum(state.consumed) == 2 * self.rollouts + rejected
         is_shared = not self.is_even or min(state.consumed) >= self.rollouts
-        if not (is_all and is_shared) or any(owner for owner, _ in state.slots):
+        if not (is_all and is_shared) or any(state.held):
             raise ViolationError(f"lost: the end is {state}")
 
 
@@ -273,7 +274,7 @@ def renamed(state: State) -> State:
         return (*order[:FENCE], name(order[FENCE]))  # type: ignore[return-value]
 
     return state._replace(
-        slots=tuple((owner, order and order_of(order)) for owner, order in state.slots),
+        held=tuple(order and order_of(order) for order in state.held),
         open=tuple(tuple(map(order_of, orders)) for orders in state.open),
         writers=tuple(writer._replace(orders=tuple(map(order_of, writer.orders))) for writer in state.writers),
         readings=tuple(Reading(order_of(one.order), one.step, name(one.first)) for one in state.readings),
@@ -359,16 +360,16 @@ def test_no_interleaving_breaks_a_promise_in_larger_rings(model: Model, states: 
 
 
 def believe_any_word(ring: RingState, slot: int, word: int) -> Lease | None:
-    lease = ring.slots[slot].lease
-    return ring.commit(slot, lease.fence) if lease is not None and word != 0 else None
+    lease = ring.held[slot]
+    return looked_at(ring, slot, lease.fence) if lease is not None and word != 0 else None
 
 
 def believe_any_order(ring: RingState, slot: int, word: int) -> Lease | None:
-    lease = ring.slots[slot].lease
+    lease = ring.held[slot]
     if lease is not None and word == lease.fence:
-        ring._open[lease.shard].remove(lease)
-        ring._open[lease.shard].insert(0, lease)
-    return ring.commit(slot, word)
+        ring.open[lease.shard].remove(lease)
+        ring.open[lease.shard].insert(0, lease)
+    return looked_at(ring, slot, word)
 
 
 def skip_the_lost_rollouts(ring: RingState, shard: int) -> list[Lease]:
@@ -379,7 +380,7 @@ def skip_the_lost_rollouts(ring: RingState, shard: int) -> list[Lease]:
 
 def keep_counting_the_lost_rollouts(ring: RingState, shard: int) -> list[Lease]:
     lost = ring.revoke(shard)
-    ring.leased += len(lost)
+    ring._base[shard] -= len(lost)
     return lost
 
 

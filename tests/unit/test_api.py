@@ -468,7 +468,7 @@ def test_a_factory_of_vector_environments_trains(mode: AutoresetMode) -> None:
         assert model.num_timesteps == model.run.totals().ledger["produced"] >= 2 * ROLLOUT
         is_exact = mode is not AutoresetMode.NEXT_STEP
         assert (model.num_timesteps == 2 * ROLLOUT) is is_exact
-        assert model.parts.reader.journal.means() is not None
+        assert model.parts.reader.journal.results.recent
         _, lengths = hr.evaluate_policy(model, n_eval_episodes=5, return_episode_rewards=True)
         assert lengths == [9] * 5
 
@@ -495,7 +495,8 @@ def test_kwargs_wrappers_and_action_repeat_reach_the_environment() -> None:
     dressed: dict[str, Any] = {"env_kwargs": {"length": 7}, "wrappers": [Half, AllOnes], "action_repeat": 2}
     with hr.PPO("MlpPolicy", Steady, **dressed, **SMALL) as model:
         model.learn(ROLLOUT)
-        assert model.parts.reader.journal.means() == (3.5, 4.0), "seven ones, halved, in steps of 2, 2, 2 and 1"
+        recent = set(model.parts.reader.journal.results.recent)
+        assert recent == {(3.5, 4)}, "seven ones, halved, in steps of 2, 2, 2 and 1"
         assert hr.evaluate_policy(model, n_eval_episodes=2) == (3.5, 0.0)
     with hr.Collector(Steady, "MlpPolicy", n_envs=2, n_steps=8, **dressed) as rollouts:
         assert set(next(rollouts).reward.flatten().tolist()) == {0.5, 1.0}

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.acting.culprit import Culprit
 from headrace.acting.inspection import Inspection
@@ -25,8 +24,6 @@ from headrace.envs.vector_env import EnvFailure, VectorEnv
 from headrace.memory.layout import Word
 from headrace.memory.slab import Slab
 from headrace.policies.noise import CounterNoise
-
-Array = npt.NDArray[Any]
 
 
 class Actor:

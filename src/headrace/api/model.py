@@ -314,7 +314,7 @@ class Model:
     @property
     def ep_info_buffer(self) -> deque[dict[str, float]]:
         """The last `stats_window_size` episodes: return "r" and length "l"."""
-        return deque({"r": total, "l": length} for total, length in self._parts.reader.journal.recent)
+        return deque({"r": total, "l": length} for total, length in self._parts.reader.journal.results.recent)
 
     policy = property(lambda self: self._parts.module, doc="The torch module that is trained.")
     run = property(lambda self: self._run, doc="The run, for those who want to look.")

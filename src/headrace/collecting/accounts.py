@@ -49,8 +49,8 @@ class Account:
     """By inference servers and notices, by their names."""
     ledger: Mapping[str, int] = field(default_factory=dict)
     episodes: int = 0
-    means: tuple[float, float] | None = None
-    """Return and length of recent episodes."""
+    recent: Sequence[tuple[float, int]] = ()
+    """Returns and lengths of the last ones."""
 
     @classmethod
     def of(cls, topology: Topology) -> Self:

@@ -10,7 +10,7 @@ in the slab's header. Does not know where the policy runs (inference/local, clie
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from headrace.acting.actor import Actor
 from headrace.acting.stacked import Act
@@ -69,16 +69,11 @@ class Host:
         slab.commit(lease.fence, now_ns())
 
     def close(self) -> None:
-        """Close all environments, whatever the others do; the first failure is raised."""
-        failed: HeadraceError | None = None
+        """Close all environments, last shard first, whatever the others do; the first shard's failure is raised."""
         actors, self._actors = self._actors, {}
-        for actor in actors.values():
-            try:
-                actor.close()
-            except HeadraceError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        with ExitStack() as every:
+            for actor in actors.values():
+                every.callback(actor.close)
 
     def _slab(self, offset: int, shard: int) -> Slab:
         key = (offset, shard)

@@ -47,7 +47,7 @@ class Processes:
         try:
             launch(self._workers, self._servers, self._listen)
         except BaseException:
-            self._end(0.0)  # nothing was done yet, and the error should not have to wait
+            self.close(0.0)  # nothing was done yet, and the error should not have to wait
             raise
 
     def replace_lost(self) -> list[int]:
@@ -80,12 +80,8 @@ class Processes:
         """The number of the worker."""
         return shard % self._workers.count
 
-    def close(self) -> None:
-        """Hang up on all, then see that each has ended."""
-        self._end(_END_S)
-
-    def _end(self, patience_s: float) -> None:
-        """Workers first: what they are at needs the servers."""
+    def close(self, patience_s: float = _END_S) -> None:
+        """Hang up on all, then see that each has ended. Workers first: what they are at needs the servers."""
         try:
             self._workers.end(patience_s)
         finally:

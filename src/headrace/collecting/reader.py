@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.clock import now_ns, now_s
 from headrace.collecting.accounts import SPENT, Account
@@ -33,7 +32,7 @@ from headrace.collecting.topology import Topology
 from headrace.episodes import standing as standings
 from headrace.episodes.entry import Entry, entry_of
 from headrace.episodes.finished import Finished
-from headrace.episodes.journal import Entered, Journal, in_order
+from headrace.episodes.journal import Array, Entered, Journal, in_order
 from headrace.errors import HeadraceError
 from headrace.learning.assembly import assemble
 from headrace.learning.batch import Batch
@@ -44,7 +43,6 @@ from headrace.memory.numbering import Numbering
 from headrace.memory.ring import Ring
 from headrace.weights.store import WeightStore
 
-Array = npt.NDArray[Any]
 Open = Callable[[Topology], tuple[Ring, Place]]  # fresh memory and fresh hosts, not started yet
 
 
@@ -124,7 +122,7 @@ class Reader:
             self.ledger.consumed += count
             self._consumed[one.lease.shard] += count
             by_worker[self.place.worker_of(one.lease.shard)] += count
-        self.journal.count(self._ended)
+        self.journal.results.count(self._ended)
         late, uses, self._uses = self.leftovers(), tuple(self._uses), []
         ended, self._ended = self._ended, []
         record, finished = partial(record_of, self._closed()), (*late.finished, *ended)
@@ -153,9 +151,9 @@ class Reader:
 
     def totals(self) -> Totals:
         """What it has given so far."""
-        means, replaced = self.journal.means(), self.place.replaced
-        mean, ledger = means[0] if means else None, self.ledger.encode()
-        return Totals(self.journal.finished, mean, ledger, replaced.restarts, replaced.env_failures)
+        results, replaced = self.journal.results, self.place.replaced
+        mean = float(np.mean([total for total, _ in results.recent])) if results.recent else None
+        return Totals(results.episodes, mean, self.ledger.encode(), replaced.restarts, replaced.env_failures)
 
     def reopen(self, topology: Topology) -> None:
         """Fresh memory and fresh hosts, which go on from the journal; what waited for a batch is collected again."""
@@ -192,7 +190,9 @@ class Reader:
 
     def close(self) -> None:
         """End the hosts, close all environments, give the memory back."""
-        self._forget_slabs()
+        for queue in self._waiting:  # nothing will be learned from these: views of memory that is about to go
+            queue.clear()
+        self._in_hand, self._lent, self._ended, self._looked, self._uses = [], [], [], 0, []
         with closing(self.ring):
             self.place.close()
 
@@ -269,7 +269,7 @@ class Reader:
         """Passed over; its episodes still happened, and are reported with the next batch's."""
         ended = in_order([self._enter(one)])
         self.ledger.rejected += int(one.slab.valid.sum())
-        self.journal.count(ended)
+        self.journal.results.count(ended)
         self._rejected += ended
         self.ring.state.reject(one.lease)
 
@@ -281,12 +281,6 @@ class Reader:
         account.shares = self._consumed / [len(shard) for shard in self._topology.shards]
         account.queue_depth, account.replaced = sum(map(len, self._waiting)), replace(place.replaced)
         account.counted, account.ledger = place.served() | self.notices.counted(), self.ledger.counts()
-        account.episodes, account.means = self.journal.finished, self.journal.means()
+        account.episodes, account.recent = self.journal.results.episodes, tuple(self.journal.results.recent)
         self._account = account.next()
         return account
-
-    def _forget_slabs(self) -> None:
-        """Slabs that nothing will be learned from: views of memory that is about to go."""
-        for queue in self._waiting:
-            queue.clear()
-        self._in_hand, self._lent, self._ended, self._looked, self._uses = [], [], [], 0, []

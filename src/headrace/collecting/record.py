@@ -36,8 +36,9 @@ def record_of(account: Account) -> dict[str, float]:
         "headrace/episodes": float(account.episodes),
         **{f"headrace/ledger/{name}": float(count) for name, count in account.ledger.items()},
     }
-    if account.means is not None:
-        record["rollout/ep_rew_mean"], record["rollout/ep_len_mean"] = account.means
+    if account.recent:  # by SB3's names
+        returns, lengths = zip(*account.recent, strict=True)
+        record |= {"rollout/ep_rew_mean": float(np.mean(returns)), "rollout/ep_len_mean": float(np.mean(lengths))}
     return record
 
 

@@ -116,7 +116,7 @@ class Schedule:
 
     def leases(self, ring: Ring) -> Iterator[Lease]:
         """Leases in the recorded order, as many as there may be now."""
-        begun = sum(ring.state.sequences) + len(ring.state.open_slots())
+        begun = sum(ring.state.sequences) + sum(map(len, ring.state.open))
         for use in self.uses[begun:]:
             lease = ring.lease(use.shard)
             if lease is None:

@@ -10,6 +10,7 @@ Does not know what the checksum should be, nor where actions come from.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,11 +102,12 @@ class Replay:
                 final[name][number, ...] = leaf
         leaves = stored(self._space, {name: leaf[:rows] for name, leaf in self._leaves.items()})
         terminated, truncated, valid = self._flags[:, :rows]
-        after = extend(
-            self._checksum, self._env_index, leaves, self._actions[:rows], self._rewards[:rows],
-            (terminated, truncated, valid), np.full((rows, 1), self._episode),
-            np.full(len(self._cut), rows - 1), stored(self._space, final),
+        slab = SimpleNamespace(
+            obs=leaves, action=self._actions[:rows], reward=self._rewards[:rows], terminated=terminated,
+            truncated=truncated, valid=valid, episode=np.full((rows, 1), self._episode), step=np.zeros((rows, 1)),
+            final_row=np.full(len(self._cut), rows - 1), final_obs=stored(self._space, final),
         )  # fmt: skip
+        after = extend(self._checksum, self._env_index, slab)
         self._checksum[0] = after[-1, 0]  # not that of the episode that would follow
 
     def stored(self) -> Leaves:

@@ -15,15 +15,15 @@ Does not know how it is read and saved (standing), what goes to disk (entry) or 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.episodes.finished import Finished
-from headrace.memory.checksum import begin, extend_by_slab
+from headrace.episodes.finished import Finished, Results
+from headrace.memory.checksum import begin, extend
 from headrace.memory.schema import DROPPED_END, state_leaf
 from headrace.memory.slab import Slab
 from headrace.memory.spaces import ObservationSpace, Space, empty_leaves
@@ -40,7 +40,7 @@ class Entered(NamedTuple):
 
 
 class Journal:
-    """The running episodes of all environments of a run, and the last `window` that ended."""
+    """The running episodes of all environments of a run; `results` are of those that ended."""
 
     def __init__(
         self, n_envs: int, seed_of: Callable[[int, int], int], observation: ObservationSpace, action: Space,
@@ -56,8 +56,7 @@ class Journal:
         self.noise_counter = np.zeros(n_envs, np.int64)
         for leaf in self.last_obs.values():
             leaf.fill(0)
-        self.recent: deque[tuple[float, int]] = deque(maxlen=window)  # returns and lengths
-        self.finished = 0
+        self.results = Results(window)
 
     def length(self, env: int) -> int:
         """Steps of the running episode of an environment."""
@@ -84,23 +83,11 @@ class Journal:
         for b, env in enumerate(env_indices):
             actions = slab.action[first[b] :, b]  # copied: the slab will be reused
             self.chunks[env].append(actions.copy() if all_valid else actions[valid[first[b] :, b]])
-        checksums = extend_by_slab(self.checksum[part], env_indices.start, slab)
+        checksums = extend(self.checksum[part], env_indices.start, slab)
         for name, leaf in slab.whole_last().items():
             self.last_obs[name][part] = leaf
         self.noise_counter[part] = slab.noise_counter
         return Entered(env_indices.start, checksums, ended)
-
-    def count(self, ended: Sequence[Finished]) -> None:
-        """Episodes whose rollouts are settled, in the order in which they are reported."""
-        self.recent.extend((one.total_reward, one.length) for one in ended)
-        self.finished += len(ended)
-
-    def means(self) -> tuple[float, float] | None:
-        """Mean return and length of the recent episodes (SB3's ep_rew_mean); None before the first one ended."""
-        if not self.recent:
-            return None
-        returns, lengths = zip(*self.recent, strict=True)
-        return float(np.mean(returns)), float(np.mean(lengths))
 
 
 def in_order(entered: Sequence[Entered]) -> list[Finished]:

@@ -82,8 +82,8 @@ def statistics(journal: Journal) -> dict[str, Any]:
     return {
         "return": journal.total_reward.tolist(),
         "length": [journal.length(env) for env in range(len(journal.episode))],
-        "recent": [list(pair) for pair in journal.recent],
-        "finished": journal.finished,
+        "recent": [list(pair) for pair in journal.results.recent],
+        "finished": journal.results.episodes,
     }
 
 
@@ -96,10 +96,10 @@ def restore(journal: Journal, state: dict[str, Any], arrays: dict[str, Array]) -
     for name, leaf in journal.last_obs.items():
         leaf[:] = arrays[f"last_{name}"]
     journal.noise_counter[:] = arrays["noise_counter"]
-    counted = state["statistics"]
-    journal.total_reward[:], journal.finished = counted["return"], counted["finished"]
-    journal.recent.clear()
-    journal.recent.extend((total, length) for total, length in counted["recent"])
+    counted, results = state["statistics"], journal.results
+    journal.total_reward[:], results.episodes = counted["return"], counted["finished"]
+    results.recent.clear()
+    results.recent.extend((total, length) for total, length in counted["recent"])
 
 
 def _take_over(journal: Journal, live: LiveEpisode) -> None:

@@ -9,15 +9,12 @@ follows an end, so cutting there leaves it without influence; its own advantage 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.learning.batch import Batch
+from headrace.learning.batch import Array, Batch
 from headrace.learning.config import PpoConfig
-
-Array = npt.NDArray[Any]
 
 
 class Targets(NamedTuple):
@@ -31,29 +28,14 @@ class Targets(NamedTuple):
 
 
 def advantages(batch: Batch, config: PpoConfig) -> tuple[Array, Array]:
-    """Advantages and returns of a completed batch."""
-    arrays = (batch.reward, batch.value, batch.bootstrap_value, batch.terminated, batch.truncated, batch.valid)
-    return gae(*arrays, batch.last_value, config.gamma, config.gae_lambda)
-
-
-def gae(
-    reward: Array,
-    value: Array,
-    bootstrap_value: Array,
-    terminated: Array,
-    truncated: Array,
-    valid: Array,
-    last_value: Array,
-    gamma: float,
-    gae_lambda: float,
-) -> tuple[Array, Array]:
-    """Advantages and returns (the value targets), [T, N] float32."""
-    going_on = ~(terminated | truncated) & valid
-    value_64 = value.astype(np.float64)  # rounding once, at the end
-    following = next_value(value_64, last_value, going_on, truncated & ~terminated, bootstrap_value)
-    delta = np.where(valid, reward + gamma * following - value_64, 0.0)
-    advantage = accumulated(delta, (gamma * gae_lambda) * going_on)
-    return advantage.astype(np.float32), (advantage + value_64).astype(np.float32)
+    """Advantages and returns (the value targets) of a completed batch, [T, N] float32."""
+    going_on = ~(batch.terminated | batch.truncated) & batch.valid
+    is_cut = batch.truncated & ~batch.terminated
+    value = batch.value.astype(np.float64)  # rounding once, at the end
+    following = next_value(value, batch.last_value, going_on, is_cut, batch.bootstrap_value)
+    delta = np.where(batch.valid, batch.reward + config.gamma * following - value, 0.0)
+    advantage = accumulated(delta, (config.gamma * config.gae_lambda) * going_on)
+    return advantage.astype(np.float32), (advantage + value).astype(np.float32)
 
 
 def next_value(value: Array, last_value: Array, going_on: Array, is_cut: Array, bootstrap_value: Array) -> Array:

@@ -14,21 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from headrace.compiler import compiled
 from headrace.learning.ppo_loss import Coefficients, Minibatch, Rows, Terms
 from headrace.policies.networks import MlpPolicy, with_log_std
-from headrace.policies.plain_mlp import Tower, towers
+from headrace.policies.plain_mlp import Array, Tower, towers
 from headrace.policies.policy import Evaluation
 from headrace.weights.flat import FlatParameters
 
-Array = npt.NDArray[Any]
 HeadLoss = Callable[..., None]
 """(head, actions, *numbers of `categorical`): the actor's head becomes dL/dhead, in place; sums are added to terms."""
 

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from headrace.compiler import compiled
 from headrace.memory.schema import DROPPED_END
-from headrace.memory.slab import Slab
-from headrace.memory.spaces import Leaves
 
 Array = npt.NDArray[Any]
 Sums = npt.NDArray[np.uint64]
@@ -32,42 +30,24 @@ def begin(env_index: int, episode: int) -> int:
     return int(_begun(env_index, episode))
 
 
-def extend(
-    checksum: Sums,
-    env_start: int,
-    obs: Leaves,
-    action: Array,
-    reward: Array,
-    flags: tuple[Array, Array, Array],
-    episode: Array,
-    final_row: Array,
-    final_obs: Leaves,
-    dropped: Array | None = None,
-) -> Sums:
-    """Carry the checksums [B] of running episodes on over rows [T, B]; returns them as after each row, [T, B].
+def extend(checksum: Sums, env_start: int, slab: Any) -> Sums:
+    """Carry the checksums [B] of running episodes on over a slab; returns them as after each row, [T, B].
 
-    `flags` are terminated, truncated and valid; rows that are not valid leave no trace. `dropped` marks the rows in
-    which an episode was dropped (nan_policy): the next one begins after them.
+    A committed slab, or what a replay has in its place: arrays by the same names. Rows that are not valid leave no
+    trace. After the last row of an episode that was dropped (nan_policy) the next one begins.
     """
-    digest = np.full(reward.shape, ROW)
-    cut = np.full(len(final_row), _CUT)
+    digest = np.full(slab.reward.shape, ROW)
+    cut = np.full(len(slab.final_row), _CUT)
     rows = digest.reshape(-1)
-    for leaf in (*obs.values(), action):
+    for leaf in (*slab.obs.values(), slab.action):
         absorb(words_of(leaf, len(rows)), rows)
     if len(cut):
-        for leaf in final_obs.values():
+        for leaf in slab.final_obs.values():
             absorb(words_of(leaf, len(cut)), cut)
-        rows[final_row] ^= cut
-    is_dropped = np.zeros(reward.shape, np.bool_) if dropped is None else dropped
-    _chain(checksum, env_start, digest, reward.view(np.uint32), *flags, is_dropped, episode)
+        rows[slab.final_row] ^= cut
+    flags = slab.terminated, slab.truncated, slab.valid, slab.step == DROPPED_END
+    _chain(checksum, env_start, digest, slab.reward.view(np.uint32), *flags, slab.episode)
     return digest
-
-
-def extend_by_slab(checksum: Sums, env_start: int, slab: Slab) -> Sums:
-    """The same, over a committed slab."""
-    flags = slab.terminated, slab.truncated, slab.valid
-    rows = slab.obs, slab.action, slab.reward, flags, slab.episode
-    return extend(checksum, env_start, *rows, slab.final_row, slab.final_obs, slab.step == DROPPED_END)
 
 
 def words_of(array: Array, num_rows: int) -> Array:

@@ -1,4 +1,4 @@
-"""The ring: the slabs of a run in one segment, and who owns each.
+"""The ring: the slabs of a run in one segment, and who holds each.
 
     ring.lease(shard) -> Lease -> the writer fills the slab and commits it -> ring.take() -> ring.release(lease)
                          revoke: the writer died before its commit; its rollouts are leased again under new fences
@@ -14,8 +14,6 @@ Does not know when data is too old: the reader says how many leases may be out (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 
@@ -28,34 +26,22 @@ from headrace.memory.segment import HeapSegment, Segment
 from headrace.memory.slab import Slab
 
 
-class Owner(Enum):
-    """Who may touch a slab."""
-
-    NOBODY = "nobody"
-    WRITER = "writer"
-    READER = "reader"
-
-
-@dataclass
-class Slot:
-    """A slab, and who holds it."""
-
-    owner: Owner = Owner.NOBODY
-    lease: Lease | None = None
-
-
 class RingState:
-    """The slabs of a run and their owners. With `is_even`, no shard takes another's share of the pace."""
+    """Who holds what. With `is_even`, no shard takes another's share of the pace."""
 
     def __init__(self, num_slots: int, num_shards: int, is_even: bool = True) -> None:
-        self.slots = [Slot() for _ in range(num_slots)]
+        self.held: list[Lease | None] = [None] * num_slots  # by slot: the writer's while it is open, then the reader's
+        self.open: list[list[Lease]] = [[] for _ in range(num_shards)]  # in the order they are to be filled
         self.sequences = [0] * num_shards  # the next one of every shard to be committed
         self._base = [0] * num_shards  # sequence numbers that an earlier process used up without a batch
-        self._open: list[list[Lease]] = [[] for _ in range(num_shards)]  # in the order they are to be filled
         self._is_even = is_even
         self._next_fence = 1  # 0 is what a fresh commit word holds
-        self.leased = 0  # since the start of the run, less those revoked
         self._limit = 0
+
+    @property
+    def leased(self) -> int:
+        """Since the start of the run, less those revoked or rejected."""
+        return sum(map(self._leased_to, range(len(self.sequences))))
 
     def grant(self, limit: int) -> None:
         """Allow leases number 0 to limit-1, counted since the start of the run; it never shrinks."""
@@ -63,62 +49,52 @@ class RingState:
 
     def lease(self, shard: int) -> Lease | None:
         """A free slab for the shard's next rollout; None if the pace or the number of slabs forbids it now."""
-        sequence = self.sequences[shard] + len(self._open[shard])
-        share = (sequence - self._base[shard]) * len(self.sequences)
-        if self.leased >= self._limit or (self._is_even and share >= self._limit):
+        share = self._leased_to(shard) * len(self.sequences)
+        if self.leased >= self._limit or (self._is_even and share >= self._limit) or None not in self.held:
             return None
-        free = next((i for i, slot in enumerate(self.slots) if slot.owner is Owner.NOBODY), None)
-        if free is None:
-            return None
-        lease = Lease(free, shard, sequence, self._next_fence)
+        free, sequence = self.held.index(None), self.sequences[shard] + len(self.open[shard])
+        self.held[free] = lease = Lease(free, shard, sequence, self._next_fence)
         self._next_fence += 1
-        self.leased += 1
-        self.slots[free] = Slot(Owner.WRITER, lease)
-        self._open[shard].append(lease)
+        self.open[shard].append(lease)
         return lease
 
-    def commit(self, slot: int, commit_word: int) -> Lease | None:
-        """The reader looked at a slot's commit word: the lease it fulfils, or None if it fulfils none (yet)."""
-        lease = self.slots[slot].lease
-        if lease is None or self.slots[slot].owner is not Owner.WRITER or commit_word != lease.fence:
-            return None
-        if self._open[lease.shard][0] != lease:
-            return None  # an earlier rollout of the shard comes first
-        self.slots[slot].owner = Owner.READER
-        self.sequences[lease.shard] += 1
-        self._open[lease.shard].pop(0)
-        return lease
+    def commit(self, word_of: Callable[[int], int | None]) -> list[Lease]:
+        """The leases that are fulfilled, by shard and sequence; `word_of` looks at a slot's commit word.
+
+        They are the reader's from now on. Whatever else of a shard is committed, its earliest open rollout comes first.
+        """
+        fulfilled = []
+        for shard, leases in enumerate(self.open):
+            while leases and word_of(leases[0].slot) == leases[0].fence:
+                fulfilled.append(leases.pop(0))
+                self.sequences[shard] += 1
+        return fulfilled
 
     def revoke(self, shard: int) -> list[Lease]:
         """Take a shard's unfinished leases away. Call it only once the writer is known to be gone."""
-        leases, self._open[shard] = self._open[shard], []
+        leases, self.open[shard] = self.open[shard], []
         for lease in leases:
-            self.slots[lease.slot] = Slot()
-        self.leased -= len(leases)
+            self.held[lease.slot] = None
         return leases
 
     def release(self, lease: Lease) -> None:
         """The reader is done with a slab."""
-        slot = self.slots[lease.slot]
-        if slot.owner is not Owner.READER or slot.lease != lease:
-            raise RingError(f"slot {lease.slot} is owned by {slot.owner.value}, expected the reader of {lease}")
-        self.slots[lease.slot] = Slot()
+        if self.held[lease.slot] != lease or lease in self.open[lease.shard]:
+            raise RingError(f"{lease} is not the reader's to give back; slot {lease.slot}: {self.held[lease.slot]}")
+        self.held[lease.slot] = None
 
     def reject(self, lease: Lease) -> None:
         """The reader will not use a slab: released, and its lease does not count against the pace."""
         self.release(lease)
         self._base[lease.shard] += 1
-        self.leased -= 1
-
-    def open_slots(self) -> list[int]:
-        """Slots that a writer holds, every shard's in the order they are filled."""
-        return [lease.slot for leases in self._open for lease in leases]
 
     def resume(self, sequences: Sequence[int], batches: int) -> None:
         """Go on from a checkpoint: every shard's next sequence number, and the batches that were learned from."""
         self.sequences = list(sequences)
         self._base = [sequence - batches for sequence in sequences]
-        self.leased = batches * len(sequences)
+
+    def _leased_to(self, shard: int) -> int:
+        return self.sequences[shard] + len(self.open[shard]) - self._base[shard]
 
 
 class Ring:
@@ -174,14 +150,11 @@ class Ring:
 
     def take(self) -> list[Taken]:
         """Every slab committed since the last call, by shard and sequence: never in the order in which they arrived."""
-        taken = []
-        for slot in self.state.open_slots():
-            word = load_acquire(self._words, (slot * self._stride) // 8 + int(Word.COMMIT))
-            lease = self.state.commit(slot, int(word))
-            if lease is not None:
-                taken.append(Taken(lease, self.slab(lease)))
-        return sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
+        return [Taken(lease, self.slab(lease)) for lease in self.state.commit(self._commit_word)]
 
     def close(self) -> None:
         """Give the memory back; slabs that are still being read stay readable."""
         self.segment.unlink()
+
+    def _commit_word(self, slot: int) -> int:
+        return int(load_acquire(self._words, slot * self._stride // 8 + Word.COMMIT))

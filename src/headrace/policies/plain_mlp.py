@@ -11,7 +11,8 @@ are torch's. Tests hold all of it equal to the policy's own functions. Does not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,21 +214,8 @@ class Both(NamedTuple):
         return cls(tensor, tensor.detach().numpy())
 
 
-class Memory:
-    """Hidden activations and what flows back to them, for at most two numbers of rows. Towers may share it."""
-
-    def __init__(self, widths: list[int]) -> None:
-        self._widths = widths
-        self._kept: dict[int, tuple[list[Both], list[Both]]] = {}
-
-    def of(self, rows: int) -> tuple[list[Both], list[Both]]:
-        """Activations and gradients [rows, width] of every hidden layer."""
-        if rows not in self._kept:
-            if len(self._kept) > 1:  # sources that skip rows make last minibatches of every size
-                self._kept.clear()
-            activations, gradients = ([Both.of(torch.empty(rows, width)) for width in self._widths] for _ in range(2))
-            self._kept[rows] = activations, gradients
-        return self._kept[rows]
+Memory = Callable[[int], tuple[list[Both], list[Both]]]
+"""rows -> hidden activations, and what flows back to them, [rows, width] of every layer. Towers may share it."""
 
 
 class Tower:
@@ -241,7 +229,7 @@ class Tower:
 
     def forward(self, x: Tensor) -> Array:
         """The head's outputs [n, outputs], in new memory; activations are kept for backward."""
-        hidden, _ = self._memory.of(len(x))
+        hidden, _ = self._memory(len(x))
         self._inputs = [Both.of(x), *hidden]
         for (weight, bias), before, after in zip(self._hidden, self._inputs, hidden, strict=False):
             torch.addmm(bias, before.tensor, weight.t(), out=after.tensor)
@@ -252,7 +240,7 @@ class Tower:
 
     def backward(self, d_head: Array) -> None:
         """From dL/dhead to the gradients of every layer."""
-        _, scratch = self._memory.of(len(d_head))
+        _, scratch = self._memory(len(d_head))
         d_weight, d_bias = self._gradients[-1]
         d_last = scratch[-1].array if scratch else _NOTHING
         back_through_head(d_head, self._inputs[-1].array, self._head[0], d_last, d_weight.array, d_bias)
@@ -269,7 +257,13 @@ class Tower:
 def towers(module: MlpPolicy, gradients: Mapping[str, Tensor] | None = None) -> tuple[Tower, Tower]:
     """Actor and critic, in the same memory; `gradients` are by the parameters' names."""
     parameters, kind = dict(module.named_parameters()), KINDS[module.activation]
-    memory = Memory([len(bias) for _, bias in _layers("actor", parameters)[:-1]])
+    widths = [len(bias) for _, bias in _layers("actor", parameters)[:-1]]
+
+    @lru_cache(maxsize=2)  # a whole minibatch and the last one; sources that skip rows make last ones of every size
+    def memory(rows: int) -> tuple[list[Both], list[Both]]:
+        activations, gradients = ([Both.of(torch.empty(rows, width)) for width in widths] for _ in range(2))
+        return activations, gradients
+
     actor, critic = (
         Tower(_layers(name, parameters), _layers(name, gradients or {}), kind, memory) for name in ("actor", "critic")
     )

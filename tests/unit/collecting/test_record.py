@@ -48,7 +48,9 @@ def test_the_slowest_environment_is_named_once_all_are_known() -> None:
 
 def test_returns_are_there_once_an_episode_has_ended() -> None:
     assert "rollout/ep_rew_mean" not in record_of(account())
-    record = record_of(account(means=(12.0, 3.0), ledger={"produced": 4}, counted={"headrace/clamped": 1.0}))
+    record = record_of(
+        account(recent=[(10.0, 2), (14.0, 4)], ledger={"produced": 4}, counted={"headrace/clamped": 1.0})
+    )
     assert (record["rollout/ep_rew_mean"], record["rollout/ep_len_mean"]) == (12.0, 3.0)
     assert (record["headrace/ledger/produced"], record["headrace/clamped"]) == (4.0, 1.0)
 

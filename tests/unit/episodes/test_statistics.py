@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 
 from headrace.episodes.finished import Finished
@@ -47,7 +46,7 @@ def add(journal: Journal, batches: list[tuple[Array, Flags, Array]]) -> list[Fin
 def add_slabs(journal: Journal, slabs: list[tuple[range, Slab]]) -> list[Finished]:
     """Slabs of one batch."""
     ended = in_order([journal.enter(shard, slab) for shard, slab in slabs])
-    journal.count(ended)
+    journal.results.count(ended)
     return ended
 
 
@@ -69,15 +68,8 @@ def test_episodes_are_told_as_if_counted_one_by_one(rows: Flags, seed: int) -> N
     batches = batches_of(rows, reward.astype(np.float32))
     wanted = finished_slowly(batches, rows.shape[1])
     assert add(journal, batches) == wanted, "ordered by row, then by environment"
-    assert journal.finished == len(wanted)
-    recent = wanted[-5:]
-    if not recent:
-        assert journal.means() is None
-    else:
-        assert journal.means() == (
-            pytest.approx(np.mean([one.total_reward for one in recent])),
-            pytest.approx(np.mean([one.length for one in recent])),
-        )
+    assert journal.results.episodes == len(wanted)
+    assert [*journal.results.recent] == [(one.total_reward, one.length) for one in wanted[-5:]]
 
 
 @quick
@@ -92,7 +84,7 @@ def test_it_goes_on_from_json_bit_for_bit(rows: Flags, seed: int) -> None:
     assert snapshot(resumed)[0] == snapshot(before)[0]
     assert add(resumed, batches[1:]) == add(straight, batches[1:])
     assert snapshot(resumed)[0] == snapshot(straight)[0]
-    assert resumed.means() == straight.means()
+    assert resumed.results.recent == straight.results.recent
 
 
 @thorough
