@@ -58,9 +58,23 @@ def _send(handles: list[int], number: int) -> None:
 
 def descendants(pid: int, others: Collection[int] = ()) -> Iterator[int]:
     """Children of every thread of a process, and theirs; not `others`."""
+    for child in _children(pid):
+        if child not in others:
+            yield child
+            yield from descendants(child, others)
+
+
+def _children(pid: int) -> set[int]:
+    """At least twice: a thread that ends meanwhile hands its children to one that may have been read before."""
+    found, new = set(_read_children(pid)), True
+    while new:
+        again = set(_read_children(pid))
+        new = not again <= found
+        found |= again
+    return found
+
+
+def _read_children(pid: int) -> Iterator[int]:
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            for child in map(int, file.read_text().split()):
-                if child not in others:
-                    yield child
-                    yield from descendants(child, others)
+            yield from map(int, file.read_text().split())
