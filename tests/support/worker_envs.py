@@ -21,6 +21,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ _ONE_AT_A_TIME = threading.Lock()  # a fork would hold the pipe of another threa
 
 
 def forgets(folder: str) -> gym.Env[Any, Any]:
-    """Starts four processes and ends none of them; a file KIND-PID each says so."""
+    """Starts five processes and ends none of them; a file KIND-PID each says so, and one of this process (command)."""
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     forked = multiprocessing.get_context("fork").Process(target=_sleeps_apart)  # which Python waits for at its end
     with _ONE_AT_A_TIME:
@@ -224,12 +225,32 @@ def forgets(folder: str) -> gym.Env[Any, Any]:
         started = {
             "plain": subprocess.Popen(["sleep", "600"], **quiet).pid,
             "stubborn": subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600"], **quiet).pid,
+            "bare": subprocess.Popen(["/bin/sleep", "600"], env={}, **quiet).pid,
             "forked": forked.pid,
             "session": subprocess.Popen(["sleep", "600"], start_new_session=True, **quiet).pid,
         }
-    for kind, pid in started.items():
+    for kind, pid in {**started, "command": os.getpid()}.items():
         (Path(folder) / f"{kind}-{pid}").touch()
     return Noisy()
+
+
+def shares(folder: str) -> gym.Env[Any, Any]:
+    """Has shared memory, and a fork that holds the resource tracker's pipe and does not end when it is asked to."""
+    memory = shared_memory.SharedMemory(create=True, size=64)
+    forked = multiprocessing.get_context("fork").Process(target=_sleeps_stubbornly)
+    forked.start()
+    for kind, what in {"memory": memory.name, "forked": forked.pid, "command": os.getpid()}.items():
+        (Path(folder) / f"{kind}-{what}").touch()
+    _kept.append(memory)
+    return Noisy()
+
+
+_kept: list[shared_memory.SharedMemory] = []
+
+
+def _sleeps_stubbornly() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleeps_for_ever()
 
 
 class _Counted(gym.Wrapper[Any, Any, Any, Any]):

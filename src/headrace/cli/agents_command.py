@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.extras import has, left_out, require
 from headrace.files import read_named, require_no_links
 from headrace.plain_text import printable
+from headrace.runtime import guard
 
 if TYPE_CHECKING:
     from headrace.agents.codec import Codec
@@ -111,6 +112,7 @@ def _loaded(options: argparse.Namespace) -> AgentsConfig:
     from headrace.agents.config import load
     from headrace.agents.ragen import shown
 
+    guard.command.begin()
     is_val = getattr(options, "val", False)
     config = load(options.config_name, options.overrides, options.config_dir, options.trust, find_modules, is_val)
     if config.ignored:

@@ -21,6 +21,7 @@ from headrace import __version__
 from headrace.cli.printing import explain, flush, say, warn
 from headrace.errors import HeadraceError
 from headrace.last_words import watch_stderr
+from headrace.runtime import guard
 from headrace.runtime.leftovers import descendants, end_spawned
 
 COMMANDS = {
@@ -62,13 +63,17 @@ def main(argv: list[str] | None = None) -> int:
     watch_stderr()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: a name may hold what a terminal has not
-    others = {*descendants(os.getpid())} if argv is None else set()
+    others: set[int] = set()
+    if argv is None:  # the process is headrace's as a whole
+        others = {*descendants(os.getpid())}
+        guard.command.expect()
     try:
         return flush(_run(sys.argv[1:] if argv is None else argv))
     finally:
         if argv is None:  # the process ends now
             if ended := end_spawned(others):
                 warn(f"ended what environments had started and not closed: {', '.join(ended)}")
+            guard.command.leave()
             gc.freeze()  # a last collection of all of torch would cost half a second
 
 

@@ -4,7 +4,8 @@
 
 The same rule as in a worker (runtime/life): a process that left the group, by a session of its own, is left alone. Only
 for a process that is headrace's as a whole, as a command is: in a user's own process nobody knows whose a child is.
-What a shell had started before it became the command (exec) is not the command's.
+What a shell had started before it became the command (exec) is not the command's. Where
+the command is killed, runtime/guard does the same.
 """
 
 from __future__ import annotations
@@ -32,12 +33,24 @@ def end_spawned(others: Collection[int] = ()) -> list[str]:
     for pid in descendants(os.getpid(), others):
         with contextlib.suppress(OSError):  # it is gone meanwhile
             handle = os.pidfd_open(pid)  # from now on nobody else can be meant
-            state, _, group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
-            if state in "ZX" or int(group) != os.getpgrp() or pid in trackers:
+            state, group = state_and_group(pid)
+            if state in "ZX" or group != os.getpgrp() or pid in trackers:
                 os.close(handle)
                 continue
             ended.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()} (process {pid})")
             handles.append(handle)
+    end(handles)
+    return ended
+
+
+def state_and_group(pid: int) -> tuple[str, int]:
+    """A process's state, as /proc has it (Z, X: it has ended), and its process group."""
+    state, _, group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
+    return state, int(group)
+
+
+def end(handles: list[int]) -> None:
+    """Have the processes of these pidfds end, and kill what has not after a moment. Closes the pidfds."""
     _send(handles, signal.SIGTERM)
     _send(handles, signal.SIGCONT)  # one that stands still could not end
     waiting, until_s = list(handles), now_s() + _GRACE_S
@@ -47,7 +60,6 @@ def end_spawned(others: Collection[int] = ()) -> list[str]:
     _send(waiting, signal.SIGKILL)
     for handle in handles:
         os.close(handle)
-    return ended
 
 
 def _send(handles: list[int], number: int) -> None:
@@ -58,9 +70,23 @@ def _send(handles: list[int], number: int) -> None:
 
 def descendants(pid: int, others: Collection[int] = ()) -> Iterator[int]:
     """Children of every thread of a process, and theirs; not `others`."""
+    for child in _children(pid):
+        if child not in others:
+            yield child
+            yield from descendants(child, others)
+
+
+def _children(pid: int) -> set[int]:
+    """At least twice: a thread that ends meanwhile hands its children to one that may have been read before."""
+    found, new = set(_read_children(pid)), True
+    while new:
+        again = set(_read_children(pid))
+        new = not again <= found
+        found |= again
+    return found
+
+
+def _read_children(pid: int) -> Iterator[int]:
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            for child in map(int, file.read_text().split()):
-                if child not in others:
-                    yield child
-                    yield from descendants(child, others)
+            yield from map(int, file.read_text().split())
