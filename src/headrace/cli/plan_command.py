@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from headrace.cli.options import parse, translate
-from headrace.cli.printing import passing
 from headrace.cli.writing import write_answer
 from headrace.errors import UsageError
 from headrace.extras import require
@@ -23,8 +22,12 @@ from headrace.planning.sizing import Job, Sizing, size, what_helps
 
 if TYPE_CHECKING:
     from headrace.launch.prediction import Forecast
-    from headrace.launch.rehearsal import Rehearsal
-    from headrace.memory.spaces import ObservationSpace, Space
+
+
+_ONLY_MEASURED = ("n_envs", "n_steps", "policy", "net_arch")
+_ONLY_GIVEN = ("update_ms", "actor_sps", "rollout", "observation", "transition")  # what --measure finds out
+_NUMBERS = ("n_envs", "n_steps", "batch", "update_ms", "actor_sps", "actors", "n_epochs", "rollout")
+_PRICES = ("actor_price", "learner_price")
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,12 @@ class PlanOptions:
 
     measure: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
     """Measure the numbers with this environment: a Gymnasium id, envpool:ID, or module:attribute."""
-    n_envs: int = 8
-    """With --measure: environments of a run; one actor is one process with as many of them."""
-    n_steps: int = 128
-    """With --measure: steps of each environment per update."""
-    policy: str = "auto"
-    """With --measure: MlpPolicy, CnnPolicy, MultiInputPolicy or auto."""
+    n_envs: int | None = None
+    """With --measure: environments of a run, 8 if not given; one actor is one process with as many of them."""
+    n_steps: int | None = None
+    """With --measure: steps of each environment per update, 128 if not given."""
+    policy: str | None = None
+    """With --measure: MlpPolicy, CnnPolicy, MultiInputPolicy or auto (which it is if not given)."""
     net_arch: tuple[int, ...] | None = None
     """With --measure: sizes of the policy's hidden layers, as in 64 64."""
     batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
@@ -74,9 +77,12 @@ def main(argv: list[str]) -> int:
     options = parse(PlanOptions, translate(argv), "plan")
     if options.plot is not None:
         require("plots", "--plot")
+    _require_one_form(options)
     forecast: list[Forecast] = []
     if options.measure is not None:
-        job, forecast = _measured(options, options.measure)
+        from headrace.cli.plan_measuring import measured_job
+
+        job, forecast = measured_job(options, options.measure)
     else:
         job = _job(options)
     sizing = size(job)
@@ -99,76 +105,56 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _require_one_form(options: PlanOptions) -> None:
+    """Numbers are measured or given: what belongs to the other form would change nothing, so it is refused."""
+    is_measured = options.measure is not None
+    strange = [_flag(name) for name in (_ONLY_GIVEN if is_measured else _ONLY_MEASURED) if _is_given(options, name)]
+    if strange and is_measured:
+        raise UsageError(f"{', '.join(strange)}: --measure finds that out; leave it out, or leave --measure out")
+    if strange:
+        raise UsageError(
+            f"{', '.join(strange)}: expected --measure ENV, too, to measure with; without it leave that out, "
+            "and give --rollout for n_envs * n_steps"
+        )
+    if options.observation and options.transition:
+        raise UsageError("--observation, --transition: expected one of them, got both; --transition has all bytes")
+    for name in (*_NUMBERS, *_PRICES):
+        value, is_price = getattr(options, name), name in _PRICES
+        if value is not None and not (math.isfinite(value) and (value > 0 or (is_price and value == 0))):
+            least = "of at least" if is_price else "larger than"
+            raise UsageError(f"{_flag(name)}: expected a number {least} 0, got {value}")
+
+
+def _is_given(options: PlanOptions, name: str) -> bool:
+    return bool(getattr(options, name) != getattr(PlanOptions, name))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _job(options: PlanOptions) -> Job:
-    given = options.batch, options.update_ms, options.actor_sps
-    for name, value in zip(("batch", "update_ms", "actor_sps"), given, strict=True):
-        if not value:
-            raise UsageError(
-                f"--{name.replace('_', '-')}: expected a number larger than 0; "
-                f"headrace plan needs three of them, as in --batch 512 --update-ms 8 --actor-sps 1000"
-            )
+    batch, update_ms, actor_sps = options.batch, options.update_ms, options.actor_sps
+    if batch is None or update_ms is None or actor_sps is None:
+        missing = next(name for name in ("batch", "update_ms", "actor_sps") if getattr(options, name) is None)
+        raise UsageError(
+            f"{_flag(missing)}: expected a number larger than 0; "
+            f"headrace plan needs three of them, as in --batch 512 --update-ms 8 --actor-sps 1000"
+        )
     if options.link and not (options.observation or options.transition):
         raise UsageError("--link: expected --observation or --transition as well, for the bytes that travel")
     return Job(
-        options.batch or 0,
-        (options.update_ms or 0) / 1e3,
-        options.actor_sps or 0,
+        batch,
+        update_ms / 1e3,
+        actor_sps,
         options.actors or 0,
-        options.n_epochs or 1,
+        1 if options.n_epochs is None else options.n_epochs,
         options.rollout or 0,
         parse_bytes("--transition", options.transition) if options.transition else step_bytes(options.observation),
         parse_rate("--link", options.link),
         options.actor_price or 0,
         options.learner_price or 0,
     )
-
-
-def _measured(options: PlanOptions, env: str) -> tuple[Job, list[Forecast]]:
-    """The numbers of a run of PPO with this environment on this machine, and what its places would reach."""
-    from headrace.build import acting_policy, build_algorithm
-    from headrace.cli.own_modules import find_own_modules
-    from headrace.collecting.topology import TopologyConfig
-    from headrace.envs.spec import EnvSpec
-    from headrace.launch.auto import cpus
-    from headrace.launch.prediction import forecasts, look_at
-    from headrace.launch.rehearsal import rehearse
-    from headrace.learning.config import PpoConfig
-    from headrace.memory.schema import rollout_schema
-    from headrace.planning.link import sent_bytes
-    from headrace.policies.config import PolicyConfig
-    from headrace.policies.masks import built
-    from headrace.run_config import RunConfig
-
-    learning = PpoConfig(
-        batch_size=options.batch or PpoConfig.batch_size, n_epochs=options.n_epochs or PpoConfig.n_epochs
-    )
-    place = TopologyConfig(n_envs=options.n_envs, n_steps=options.n_steps)
-    config = RunConfig(EnvSpec(env), 1, PolicyConfig(policy=options.policy, net_arch=options.net_arch), learning, place)
-    find_own_modules(config.env.encode())
-    passing(f"measuring {env} ...")
-
-    def rehearsed(observation: ObservationSpace, action: Space) -> Rehearsal:
-        policy = acting_policy(built(config.policy, observation, action, 0), config, observation, action)
-        return rehearse(policy, observation, action, place, 0, learning, build_algorithm)
-
-    look = look_at(config.env, config.seed, place, rehearsed)
-    passing("")
-    measured, rollout = look.measured, place.n_envs * place.n_steps
-    minibatches = math.ceil(rollout / learning.batch_size) * learning.n_epochs
-    row_s = place.n_envs * measured.step_s + measured.policy.act_s
-    job = Job(
-        learning.batch_size,
-        measured.policy.update_s / minibatches,
-        place.n_envs / row_s,
-        options.actors or 0,
-        learning.n_epochs,
-        rollout,
-        sent_bytes(rollout_schema(look.observation, look.action, place.n_steps, place.n_envs)),
-        parse_rate("--link", options.link),
-        options.actor_price or 0,
-        options.learner_price or 0,
-    )
-    return job, forecasts(measured, place, cpus())
 
 
 def _places(forecast: list[Forecast]) -> str:

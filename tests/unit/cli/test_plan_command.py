@@ -36,6 +36,18 @@ def test_what_is_not_bounded_is_null_in_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ([*FOUNDING, "--policy", "nonsense", "--n-envs", "64"], "--n-envs, --policy: expected --measure ENV, too"),
+        ([*FOUNDING, "--net-arch", "512", "512", "--n-steps", "9"], "--n-steps, --net-arch: expected --measure ENV"),
+        (["plan", "--measure", "No-v0", "--actor-sps", "3", "--rollout", "9"], "--actor-sps, --rollout: --measure"),
+        (
+            ["plan", "--measure", "No-v0", "--update-ms", "9", "--observation", "4", "--transition", "5MB"],
+            "--update-ms, --observation, --transition: --measure finds that out",
+        ),
+        ([*FOUNDING, "--observation", "4", "--transition", "5MB"], "--observation, --transition: expected one of them"),
+        ([*FOUNDING, "--n-epochs", "0"], "--n-epochs: expected a number larger than 0, got 0"),
+        ([*FOUNDING, "--actors", "0"], "--actors: expected a number larger than 0, got 0"),
+        (["plan", "--measure", "No-v0", "--batch", "0"], "--batch: expected a number larger than 0, got 0"),
+        (["plan", "--measure", "No-v0", "--n-envs", "0"], "--n-envs: expected a number larger than 0, got 0"),
         (["plan", "--batch", "512"], "--update-ms: expected a number larger than 0"),
         ([*FOUNDING, "--actors", "-3"], "actors: expected a number larger than 0, got -3"),
         ([*FOUNDING, "--link", "10GB"], "--link: expected --observation or --transition as well"),

@@ -1,0 +1,71 @@
+"""What `headrace plan --measure ENV` finds out: the numbers of a run of PPO, on this machine.
+
+environment, policy, update --measured--> Job (for the sizing), steps/s of every place of this machine
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from headrace.build import acting_policy, build_algorithm
+from headrace.cli.own_modules import find_own_modules
+from headrace.cli.printing import passing
+from headrace.collecting.topology import TopologyConfig
+from headrace.envs.spec import EnvSpec
+from headrace.launch.auto import cpus
+from headrace.launch.prediction import Forecast, forecasts, look_at
+from headrace.launch.rehearsal import Rehearsal, rehearse
+from headrace.learning.config import PpoConfig
+from headrace.memory.schema import rollout_schema
+from headrace.memory.spaces import ObservationSpace, Space
+from headrace.planning.link import sent_bytes
+from headrace.planning.quantities import parse_rate
+from headrace.planning.sizing import Job
+from headrace.policies.config import PolicyConfig
+from headrace.policies.masks import built
+from headrace.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from headrace.cli.plan_command import PlanOptions
+
+_N_ENVS, _N_STEPS = 8, 128
+
+
+def measured_job(options: PlanOptions, env: str) -> tuple[Job, list[Forecast]]:
+    """The numbers of a run of PPO with this environment on this machine, and what its places would reach."""
+    learning = PpoConfig(
+        batch_size=PpoConfig.batch_size if options.batch is None else options.batch,
+        n_epochs=PpoConfig.n_epochs if options.n_epochs is None else options.n_epochs,
+    )
+    place = TopologyConfig(
+        n_envs=_N_ENVS if options.n_envs is None else options.n_envs,
+        n_steps=_N_STEPS if options.n_steps is None else options.n_steps,
+    )
+    policy_config = PolicyConfig(policy="auto" if options.policy is None else options.policy, net_arch=options.net_arch)
+    config = RunConfig(EnvSpec(env), 1, policy_config, learning, place)
+    find_own_modules(config.env.encode())
+    passing(f"measuring {env} ...")
+
+    def rehearsed(observation: ObservationSpace, action: Space) -> Rehearsal:
+        policy = acting_policy(built(config.policy, observation, action, 0), config, observation, action)
+        return rehearse(policy, observation, action, place, 0, learning, build_algorithm)
+
+    look = look_at(config.env, config.seed, place, rehearsed)
+    passing("")
+    measured, rollout = look.measured, place.n_envs * place.n_steps
+    minibatches = math.ceil(rollout / learning.batch_size) * learning.n_epochs
+    row_s = place.n_envs * measured.step_s + measured.policy.act_s
+    job = Job(
+        learning.batch_size,
+        measured.policy.update_s / minibatches,
+        place.n_envs / row_s,
+        options.actors or 0,
+        learning.n_epochs,
+        rollout,
+        sent_bytes(rollout_schema(look.observation, look.action, place.n_steps, place.n_envs)),
+        parse_rate("--link", options.link),
+        options.actor_price or 0,
+        options.learner_price or 0,
+    )
+    return job, forecasts(measured, place, cpus())
