@@ -140,9 +140,16 @@ def _table(curves: list[Curve]) -> str:
         row = [f"{size:,}"]
         for curve in curves:
             point = next((one for one in curve.points if one.batch == size), None)
-            mark = " *" if curve.knee == size else "  "
-            row.append("" if point is None else f"{point.typical:,.0f} +- {point.error:,.0f}{mark}")
+            mark = " *" if curve.knee == size and len(curve.points) > 1 else "  "
+            row.append("" if point is None else f"{point.typical:,.0f}{_error(point)}{mark}")
         cells.append(row)
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-    return "\n".join([*lines, "steps per second, median +- standard error; * the knee", ""])
+    is_once = all(point.error is None for curve in curves for point in curve.points)
+    said = "measured once (--repetitions 5 shows errors)" if is_once else "median +- standard error"
+    knee = "; * the knee" if len(sizes) > 1 else ""
+    return "\n".join([*lines, f"steps per second, {said}{knee}", ""])
+
+
+def _error(point: Point) -> str:
+    return "" if point.error is None else f" +- {point.error:,.0f}"

@@ -24,8 +24,10 @@ def draw_sweep(title: str, curves: Sequence[Curve]) -> bytes:
     axes = figure.add_subplot()
     for curve, colour in zip(curves, _COLOURS, strict=False):
         sizes, rates = [point.batch for point in curve.points], [point.typical for point in curve.points]
-        errors = [point.error for point in curve.points]
+        errors = [point.error or 0.0 for point in curve.points]
         axes.errorbar(sizes, rates, errors, color=colour, lw=1.8, marker="o", ms=4, capsize=3, label=curve.name)
+        if len(curve.points) == 1:
+            continue
         at_knee = next(point.typical for point in curve.points if point.batch == curve.knee)
         axes.plot([curve.knee], [at_knee], "o", ms=11, mfc="none", mec=colour, mew=1.8)
     axes.set_xscale("log", base=2)
