@@ -14,19 +14,22 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from headrace.cli.options import parse, translate
+from headrace.cli.plan_table import table
 from headrace.cli.writing import write_answer
 from headrace.errors import UsageError
 from headrace.extras import require
-from headrace.planning.quantities import parse_bytes, parse_rate, step_bytes, with_unit
-from headrace.planning.sizing import Job, Sizing, size, what_helps
+from headrace.planning.alternatives import alternatives
+from headrace.planning.cost import MachineType
+from headrace.planning.quantities import parse_bytes, parse_machine, parse_rate, step_bytes
+from headrace.planning.sizing import Job, size, what_helps
 
 if TYPE_CHECKING:
     from headrace.launch.prediction import Forecast
 
 
 _ONLY_MEASURED = ("n_envs", "n_steps", "policy", "net_arch")
-_ONLY_GIVEN = ("update_ms", "actor_sps", "rollout", "observation", "transition")  # what --measure finds out
-_NUMBERS = ("n_envs", "n_steps", "batch", "update_ms", "actor_sps", "actors", "n_epochs", "rollout")
+_ONLY_GIVEN = ("update_ms", "actor_sps", "rollout", "observation", "transition", "weights")  # what --measure finds out
+_NUMBERS = ("n_envs", "n_steps", "batch", "update_ms", "actor_sps", "actors", "n_epochs", "rollout", "buffer")
 _PRICES = ("actor_price", "learner_price")
 
 
@@ -66,6 +69,12 @@ class PlanOptions:
     """Price of one actor's machine per hour, in any currency."""
     learner_price: float | None = None
     """Price of the learner's machine per hour."""
+    machines: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KIND ...")] = ()
+    """Machines that could be rented, NAME=PRICE:STEPS/S or NAME=PRICE:STEPS/S:AT_MOST, for the cheapest fleet."""
+    weights: Annotated[str, tyro.conf.arg(metavar="BYTES")] = ""
+    """With --link: bytes of the policy's weights, which travel if the policy acts where the environments are."""
+    buffer: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Transitions of a buffer that takes what the learner does not use at once."""
     json: Path | None = None
     """Write the answer here, too."""
     plot: Path | None = None
@@ -79,14 +88,16 @@ def main(argv: list[str]) -> int:
         require("plots", "--plot")
     _require_one_form(options)
     forecast: list[Forecast] = []
+    weight_bytes = parse_bytes("--weights", options.weights) if options.weights else 0.0
     if options.measure is not None:
         from headrace.cli.plan_measuring import measured_job
 
-        job, forecast = measured_job(options, options.measure)
+        job, forecast, weight_bytes = measured_job(options, options.measure)
     else:
         job = _job(options)
     sizing = size(job)
-    print(_text(job, sizing))
+    others = alternatives(job, sizing, weight_bytes, options.buffer or 0, _machines(options, job))
+    print(table(job, sizing, others))
     if forecast:
         print(_places(forecast))
     if options.json is not None:
@@ -94,6 +105,7 @@ def main(argv: list[str]) -> int:
             "job": asdict(job),
             "sizing": asdict(sizing),
             "what_helps": dict(what_helps(job, sizing)),
+            "alternatives": asdict(others),
         }
         answer["forecast"] = [asdict(one) for one in forecast]
         write_answer("--json", options.json, (json.dumps(_finite(answer), indent=1) + "\n").encode())
@@ -141,6 +153,8 @@ def _job(options: PlanOptions) -> Job:
             f"{_flag(missing)}: expected a number larger than 0; "
             f"headrace plan needs three of them, as in --batch 512 --update-ms 8 --actor-sps 1000"
         )
+    if options.weights and not options.link:
+        raise UsageError("--weights: expected --link, too, on which they would travel")
     if options.link and not (options.observation or options.transition):
         raise UsageError("--link: expected --observation or --transition as well, for the bytes that travel")
     return Job(
@@ -157,6 +171,16 @@ def _job(options: PlanOptions) -> Job:
     )
 
 
+def _machines(options: PlanOptions, job: Job) -> list[MachineType]:
+    """That the cheapest fleet is chosen from: the ones that were named, and the actor's own if it has a price."""
+    named = [parse_machine(text) for text in options.machines]
+    own = [MachineType("actor", options.actor_price, job.actor_sps)] if options.actor_price is not None else []
+    kinds = named + own
+    if len({kind.name for kind in kinds}) < len(kinds):
+        raise UsageError(f"--machines: expected a name of its own for each{' (actor has --actor-price)' * bool(own)}")
+    return kinds
+
+
 def _places(forecast: list[Forecast]) -> str:
     """What the places of this machine would reach."""
     lines = ["", "on this machine     predicted steps/s"]
@@ -166,44 +190,10 @@ def _places(forecast: list[Forecast]) -> str:
     return "\n".join(lines)
 
 
-def _text(job: Job, sizing: Sizing) -> str:
-    """The sizing as a table."""
-    rows = [
-        ("demand b / t_l", f"{sizing.demand:,.0f} transitions/s, each used once"),
-        ("an actor supplies", f"{job.actor_sps:,.0f} steps/s"),
-        ("actors needed", f"{sizing.actors_needed:,}"),
-        ("supply", f"{sizing.supply:,.0f} steps/s from {sizing.actors:,} actor{'s'[: sizing.actors > 1]}"),
-        ("learner is busy", f"{sizing.utilisation:.0%} of the time"),
-    ]
-    if job.n_epochs > 1 or job.rollout:
-        uses = f"every transition used {job.n_epochs} times" if job.n_epochs > 1 else "one rollout per update"
-        rows.insert(1, ("PPO's own demand", f"{sizing.rollout_demand:,.0f} transitions/s, {uses}"))
-    if job.step_bytes:
-        rows.append(("a transition", with_unit(job.step_bytes, "B")))
-        rows.append(("bandwidth", f"{_rate(sizing.actor_bytes_per_s)} an actor, {_rate(sizing.fleet_bytes_per_s)} all"))
-        rows.append(("memory of rollouts", f"{with_unit(sizing.ring_bytes, 'B')} ({job.ring_rollouts} at a time)"))
-    if math.isfinite(sizing.link_sps):
-        share = sizing.fleet_bytes_per_s / job.link_bytes_per_s
-        rows.append(
-            ("link", f"{_rate(job.link_bytes_per_s)}: {share:.0%} used; carries {sizing.link_actors:,.0f} actors")
-        )
-    if sizing.price_per_hour:
-        rows.append(("price", f"{sizing.price_per_hour:,.2f} an hour, {sizing.price_per_million:,.4f} a million steps"))
-    rows.append(("rate of the whole", f"{sizing.rate:,.0f} steps/s; bound by the {sizing.binding}"))
-    helps = what_helps(job, sizing)
-    lines = [f"{name:<19} {value}" for name, value in rows]
-    lines += [
-        f"{'what would help':<19} {name}: {rate:,.0f} steps/s ({rate / sizing.rate:.2f}x)" for name, rate in helps[:3]
-    ]
-    return "\n".join(lines)
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{with_unit(bytes_per_s, 'B')}/s"
-
-
 def _finite(value: object) -> object:
     """JSON has no infinity: what is not bounded is null."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

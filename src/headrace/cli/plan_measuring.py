@@ -22,6 +22,7 @@ from headrace.memory.spaces import ObservationSpace, Space
 from headrace.planning.link import sent_bytes
 from headrace.planning.quantities import parse_rate
 from headrace.planning.sizing import Job
+from headrace.planning.throughput import vectorised
 from headrace.policies.config import PolicyConfig
 from headrace.policies.masks import built
 from headrace.run_config import RunConfig
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 _N_ENVS, _N_STEPS = 8, 128
 
 
-def measured_job(options: PlanOptions, env: str) -> tuple[Job, list[Forecast]]:
-    """The numbers of a run of PPO with this environment on this machine, and what its places would reach."""
+def measured_job(options: PlanOptions, env: str) -> tuple[Job, list[Forecast], float]:
+    """The numbers of a run of PPO with this environment, what places of this machine would reach, bytes of weights."""
     learning = PpoConfig(
         batch_size=PpoConfig.batch_size if options.batch is None else options.batch,
         n_epochs=PpoConfig.n_epochs if options.n_epochs is None else options.n_epochs,
@@ -46,20 +47,23 @@ def measured_job(options: PlanOptions, env: str) -> tuple[Job, list[Forecast]]:
     config = RunConfig(EnvSpec(env), 1, policy_config, learning, place)
     find_own_modules(config.env.encode())
     passing(f"measuring {env} ...")
+    weight_bytes = 0.0
 
     def rehearsed(observation: ObservationSpace, action: Space) -> Rehearsal:
+        nonlocal weight_bytes
         policy = acting_policy(built(config.policy, observation, action, 0), config, observation, action)
+        weight_bytes = float(sum(one.numel() * one.element_size() for one in policy.parameters()))
         return rehearse(policy, observation, action, place, 0, learning, build_algorithm)
 
     look = look_at(config.env, config.seed, place, rehearsed)
     passing("")
     measured, rollout = look.measured, place.n_envs * place.n_steps
     minibatches = math.ceil(rollout / learning.batch_size) * learning.n_epochs
-    row_s = place.n_envs * measured.step_s + measured.policy.act_s
+    call_s = measured.policy.act_s  # for a row of all environments
     job = Job(
         learning.batch_size,
         measured.policy.update_s / minibatches,
-        place.n_envs / row_s,
+        vectorised(call_s, measured.step_s, place.n_envs),
         options.actors or 0,
         learning.n_epochs,
         rollout,
@@ -68,4 +72,4 @@ def measured_job(options: PlanOptions, env: str) -> tuple[Job, list[Forecast]]:
         options.actor_price or 0,
         options.learner_price or 0,
     )
-    return job, forecasts(measured, place, cpus())
+    return job, forecasts(measured, place, cpus()), weight_bytes

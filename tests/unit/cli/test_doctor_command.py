@@ -100,7 +100,10 @@ def test_odd_numbers_and_lines_are_passed_over(tmp_path: Path, capsys: pytest.Ca
     [
         (["--apply"], "--apply, --seconds, --rounds, --trust: expected a run directory, too: headrace doctor RUN"),
         (["--rounds", "3"], "expected a run directory, too: headrace doctor RUN"),
-        (["{run}", "--seconds", "1", "--rounds", "3", "--trust"], "--seconds, --rounds, --trust: expected --apply, too"),
+        (
+            ["{run}", "--seconds", "1", "--rounds", "3", "--trust"],
+            "--seconds, --rounds, --trust: expected --apply, too",
+        ),
         (["{run}", "--apply", "--rounds", "0"], "--seconds, --rounds: expected more than 0"),
         (["{run}", "--clean"], "--clean and --need are about this machine: headrace doctor, without a run"),
     ],

@@ -27,6 +27,33 @@ def test_table_json_and_plot_agree(tmp_path: Path, capsys: pytest.CaptureFixture
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_else_could_be_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Worked out by hand: 1 GB/s over 4 MB/s is 250 actors; 64,000 steps/s are 3 x 8,000 and 40 x 1,000."""
+    answer = tmp_path / "plan.json"
+    link = ["--transition", "4KB", "--link", "1GB", "--weights", "1MB", "--actors", "80", "--buffer", "1e6"]
+    prices = ["--actor-price", "0.04", "--learner-price", "2", "--machines", "large=0.3:8000:3", "slow=9:1"]
+    assert main([*FOUNDING, *link, *prices, "--json", str(answer)]) == 0
+    said = capsys.readouterr().out
+    assert "link would carry    500 actors: compress observations 2x" in said
+    assert "link would carry    1,000 actors: send deltas (25% of the bytes change)" in said
+    assert "link would carry    8 machines: move the policy to the data (1 MB of weights to each, 125.0 times" in said
+    assert "16,000 transitions/s more than the learner uses; a buffer of 1,000,000 is full of them after 62.5 s" in said
+    assert "3 large, 40 actor (64,000 steps/s): 2.50 an hour, 0.0195 a million steps with the learner" in said
+    found = json.loads(answer.read_text())["alternatives"]
+    assert [one["most_actors"] for one in found["levers"]] == [500, 1000]
+    assert found["moved"]["most_machines"] == 8
+    assert found["surplus"] == {"per_s": 16_000, "buffer_s": 62.5}
+    assert found["cheapest"]["machines"] == {"large": 3, "actor": 40}
+    assert found["price_per_million"] == pytest.approx(4.5 / 3600 / 64_000 * 1e6)
+
+
+def test_what_the_numbers_do_not_answer_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FOUNDING, "--transition", "40KB"]) == 0
+    assert main([*FOUNDING, "--transition", "40KB", "--link", "1GB", "--actors", "80"]) == 0  # carries less than that
+    said = capsys.readouterr().out
+    assert not [word for word in ("surplus", "policy to the data", "cheapest") if word in said]
+
+
 def test_what_is_not_bounded_is_null_in_json(tmp_path: Path) -> None:
     answer = tmp_path / "plan.json"
     assert main([*FOUNDING, "--json", str(answer)]) == 0
@@ -51,6 +78,12 @@ def test_what_is_not_bounded_is_null_in_json(tmp_path: Path) -> None:
         (["plan", "--batch", "512"], "--update-ms: expected a number larger than 0"),
         ([*FOUNDING, "--actors", "-3"], "actors: expected a number larger than 0, got -3"),
         ([*FOUNDING, "--link", "10GB"], "--link: expected --observation or --transition as well"),
+        ([*FOUNDING, "--weights", "1MB"], "--weights: expected --link, too"),
+        ([*FOUNDING, "--buffer", "0"], "--buffer: expected a number larger than 0, got 0"),
+        ([*FOUNDING, "--machines", "large"], "--machines: expected NAME=PRICE_PER_HOUR:STEPS_PER_SECOND"),
+        ([*FOUNDING, "--machines", "a=1:2:0.5"], "for 3 at most, got 'a=1:2:0.5'"),
+        ([*FOUNDING, "--machines", "a=1:2", "a=2:3"], "--machines: expected a name of its own for each"),
+        ([*FOUNDING, "--machines", "a=1:900:3"], "no fleet of these machines produces 64,000 steps per second"),
         ([*FOUNDING, "--link", "fast", "--transition", "1KB"], "--link: expected bytes, as in 28224, 28KB or 10GB"),
         ([*FOUNDING, "--observation", "84x84:float7"], "--observation: expected a shape and a dtype"),
         ([*FOUNDING, "--json", "/dev/null/x"], "--json /dev/null/x: can't be written"),
