@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.launch.prediction import Forecast
 
 
-_ONLY_MEASURED = ("n_envs", "n_steps", "policy", "net_arch")
+_ONLY_MEASURED = ("n_envs", "n_steps", "policy", "net_arch", "env_kwargs", "wrappers", "preset")
 _ONLY_GIVEN = ("update_ms", "actor_sps", "rollout", "observation", "transition", "weights")  # what --measure finds out
 _NUMBERS = ("n_envs", "n_steps", "batch", "update_ms", "actor_sps", "actors", "n_epochs", "rollout", "buffer")
 _PRICES = ("actor_price", "learner_price")
@@ -47,6 +47,12 @@ class PlanOptions:
     """With --measure: MlpPolicy, CnnPolicy, MultiInputPolicy or auto (which it is if not given)."""
     net_arch: tuple[int, ...] | None = None
     """With --measure: sizes of the policy's hidden layers, as in 64 64."""
+    env_kwargs: str | None = None
+    """With --measure: keyword arguments of the environment, as JSON."""
+    wrappers: tuple[str, ...] = ()
+    """With --measure: wrappers as module:attribute, the last one outermost; their arguments follow as JSON."""
+    preset: str | None = None
+    """With --measure: defaults for a family of environments: atari (Gymnasium's wrappers, PPO's usual numbers)."""
     batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Transitions of one gradient step."""
     update_ms: float | None = None
@@ -56,7 +62,7 @@ class PlanOptions:
     actors: int | None = None
     """How many there are; as many as the learner needs if not given."""
     n_epochs: int | None = None
-    """How often every transition is used (PPO); once if not given, 10 times with --measure."""
+    """How often every transition is used (PPO); once if not given, as PPO does by default with --measure."""
     rollout: int | None = None
     """Transitions of one update, n_steps * n_envs; a batch if not given."""
     observation: str = ""

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from headrace.build import acting_policy, build_algorithm
+from headrace.cli.options import env_kwargs
 from headrace.cli.own_modules import find_own_modules
 from headrace.cli.printing import passing
 from headrace.collecting.topology import TopologyConfig
@@ -25,6 +26,7 @@ from headrace.planning.sizing import Job
 from headrace.planning.throughput import vectorised
 from headrace.policies.config import PolicyConfig
 from headrace.policies.masks import built
+from headrace.presets import preset
 from headrace.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -35,25 +37,31 @@ _N_ENVS, _N_STEPS = 8, 128
 
 def measured_job(options: PlanOptions, env: str) -> tuple[Job, list[Forecast], float]:
     """The numbers of a run of PPO with this environment, what places of this machine would reach, bytes of weights."""
+    chosen = preset(options.preset)
+
+    def number(name: str, usual: int, given: int | None) -> int:
+        return int(chosen.options.get(name, usual)) if given is None else given
+
     learning = PpoConfig(
-        batch_size=PpoConfig.batch_size if options.batch is None else options.batch,
-        n_epochs=PpoConfig.n_epochs if options.n_epochs is None else options.n_epochs,
+        batch_size=number("batch_size", PpoConfig.batch_size, options.batch),
+        n_epochs=number("n_epochs", PpoConfig.n_epochs, options.n_epochs),
     )
     place = TopologyConfig(
-        n_envs=_N_ENVS if options.n_envs is None else options.n_envs,
-        n_steps=_N_STEPS if options.n_steps is None else options.n_steps,
+        n_envs=number("n_envs", _N_ENVS, options.n_envs), n_steps=number("n_steps", _N_STEPS, options.n_steps)
     )
-    policy_config = PolicyConfig(policy="auto" if options.policy is None else options.policy, net_arch=options.net_arch)
-    config = RunConfig(EnvSpec(env), 1, policy_config, learning, place)
+    policy = chosen.options.get("policy", "auto") if options.policy is None else options.policy
+    kwargs = chosen.env_kwargs | env_kwargs("{}" if options.env_kwargs is None else options.env_kwargs)
+    spec = EnvSpec(env, kwargs, options.wrappers or chosen.wrappers)
+    config = RunConfig(spec, 1, PolicyConfig(policy=policy, net_arch=options.net_arch), learning, place)
     find_own_modules(config.env.encode())
     passing(f"measuring {env} ...")
     weight_bytes = 0.0
 
     def rehearsed(observation: ObservationSpace, action: Space) -> Rehearsal:
         nonlocal weight_bytes
-        policy = acting_policy(built(config.policy, observation, action, 0), config, observation, action)
-        weight_bytes = float(sum(one.numel() * one.element_size() for one in policy.parameters()))
-        return rehearse(policy, observation, action, place, 0, learning, build_algorithm)
+        module = acting_policy(built(config.policy, observation, action, 0), config, observation, action)
+        weight_bytes = float(sum(one.numel() * one.element_size() for one in module.parameters()))
+        return rehearse(module, observation, action, place, 0, learning, build_algorithm)
 
     look = look_at(config.env, config.seed, place, rehearsed)
     passing("")

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main
+from headrace.memory.schema import rollout_schema
+from headrace.memory.spaces import Box, Discrete
+from headrace.planning.link import sent_bytes
+from headrace.presets import PRESETS, Preset
 
 FOUNDING = ["plan", "--batch", "512", "--update-ms", "8", "--actor-sps", "1000"]
 
@@ -64,6 +68,11 @@ def test_what_is_not_bounded_is_null_in_json(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ([*FOUNDING, "--policy", "nonsense", "--n-envs", "64"], "--n-envs, --policy: expected --measure ENV, too"),
+        (
+            [*FOUNDING, "--preset", "atari", "--env-kwargs", "{}", "--wrappers", "a:b"],
+            "--env-kwargs, --wrappers, --preset:",
+        ),
+        (["plan", "--measure", "No-v0", "--preset", "none"], "preset: expected one of atari, got 'none'"),
         ([*FOUNDING, "--net-arch", "512", "512", "--n-steps", "9"], "--n-steps, --net-arch: expected --measure ENV"),
         (["plan", "--measure", "No-v0", "--actor-sps", "3", "--rollout", "9"], "--actor-sps, --rollout: --measure"),
         (
@@ -107,3 +116,23 @@ def test_measured_numbers_and_what_every_place_would_reach(tmp_path: Path, capsy
     learning_s, collecting_s = 128 / found["sizing"]["rollout_demand"], 128 / job["actor_sps"]
     assert places["inline", 1, 0]["sps"] == pytest.approx(128 / (learning_s + collecting_s))
     assert "PPO's own demand" in capsys.readouterr().out
+
+
+def test_an_environment_is_measured_as_it_would_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its preset's wrappers and numbers, its arguments; what is typed wins."""
+    numbers = {"n_envs": 2, "n_steps": 16, "n_epochs": 3, "batch_size": 8, "policy": "MlpPolicy"}
+    timed = Preset({"max_episode_steps": 30}, ("gymnasium.wrappers:TimeAwareObservation",), numbers)
+    monkeypatch.setitem(PRESETS, "timed", timed)
+    answer = tmp_path / "plan.json"
+    assert main(["plan", "--measure", "CartPole-v1", "--preset", "timed", "--batch", "16", "--json", str(answer)]) == 0
+    job = json.loads(answer.read_text())["job"]
+    assert (job["batch"], job["n_epochs"], job["rollout"]) == (16, 3, 32)
+    one = rollout_schema(Box((5,), "float64", (), ()), Discrete(2), 16, 2)  # the time is the fifth number
+    assert job["step_bytes"] == sent_bytes(one)
+
+
+def test_arguments_reach_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--measure", "CartPole-v1", "--env-kwargs", '{"no_such": 1}']) != 0
+    assert "no_such" in capsys.readouterr().err
+    assert main(["plan", "--measure", "CartPole-v1", "--wrappers", "gymnasium.wrappers:NoSuch"]) != 0
+    assert "NoSuch" in capsys.readouterr().err
