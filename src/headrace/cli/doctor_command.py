@@ -118,6 +118,8 @@ def read_evidence(run_dir: Path) -> Evidence:
             f"headrace agents show {run_dir} lists its episodes, result.json has its numbers"
         )
     if not (run_dir / "metrics.jsonl").is_file():
+        if is_live(run_dir):
+            raise UsageError(f"{run_dir}: the run has begun and has no records yet; try again in a moment")
         raise UsageError(f"{run_dir}: expected a run directory with a metrics.jsonl")
     try:
         records = read_records(run_dir / "metrics.jsonl")
