@@ -15,10 +15,10 @@ import tyro
 
 from headrace.cli.options import parse, translate
 from headrace.cli.plan_table import table
-from headrace.cli.writing import write_answer
+from headrace.cli.writing import picture_form, write_answer
 from headrace.errors import UsageError
-from headrace.extras import require
 from headrace.planning.alternatives import alternatives
+from headrace.planning.checks import positive
 from headrace.planning.cost import MachineType
 from headrace.planning.quantities import parse_bytes, parse_machine, parse_rate, step_bytes
 from headrace.planning.sizing import Job, size, what_helps
@@ -84,17 +84,16 @@ class PlanOptions:
     json: Path | None = None
     """Write the answer here, too."""
     plot: Path | None = None
-    """Draw supply, demand and link against the number of actors, as a PNG (needs matplotlib)."""
+    """Draw supply, demand and link against the number of actors: .png, .svg or .pdf (needs matplotlib)."""
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(PlanOptions, translate(argv), "plan")
-    if options.plot is not None:
-        require("plots", "--plot")
+    picture = "" if options.plot is None else picture_form(options.plot)
     _require_one_form(options)
     forecast: list[Forecast] = []
-    weight_bytes = parse_bytes("--weights", options.weights) if options.weights else 0.0
+    weight_bytes = _bytes("--weights", options.weights) if options.weights else 0.0
     if options.measure is not None:
         from headrace.cli.plan_measuring import measured_job
 
@@ -118,7 +117,7 @@ def main(argv: list[str]) -> int:
     if options.plot is not None:
         from headrace.views.plan_figure import draw_plan
 
-        write_answer("--plot", options.plot, draw_plan(job, sizing))
+        write_answer("--plot", options.plot, draw_plan(job, sizing, picture))
         print(f"plot: {options.plot}")
     return 0
 
@@ -170,11 +169,15 @@ def _job(options: PlanOptions) -> Job:
         options.actors or 0,
         1 if options.n_epochs is None else options.n_epochs,
         options.rollout or 0,
-        parse_bytes("--transition", options.transition) if options.transition else step_bytes(options.observation),
+        _bytes("--transition", options.transition) if options.transition else step_bytes(options.observation),
         parse_rate("--link", options.link),
         options.actor_price or 0,
         options.learner_price or 0,
     )
+
+
+def _bytes(name: str, text: str) -> float:
+    return positive(name, parse_bytes(name, text))
 
 
 def _machines(options: PlanOptions, job: Job) -> list[MachineType]:

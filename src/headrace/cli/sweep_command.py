@@ -15,9 +15,8 @@ import tyro
 
 from headrace.cli.options import env_kwargs, parse, translate
 from headrace.cli.printing import passing
-from headrace.cli.writing import write_answer
+from headrace.cli.writing import picture_form, write_answer
 from headrace.errors import UsageError
-from headrace.extras import require
 from headrace.planning.sweep import Curve, Point, curve_of, explained
 
 if TYPE_CHECKING:
@@ -53,14 +52,13 @@ class SweepOptions:
     json: Path | None = None
     """Write every number here."""
     plot: Path | None = None
-    """Draw the curves, as a PNG (needs matplotlib)."""
+    """Draw the curves: .png, .svg or .pdf (needs matplotlib)."""
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(SweepOptions, translate(argv), "sweep")
-    if options.plot is not None:
-        require("plots", "--plot")
+    picture = "" if options.plot is None else picture_form(options.plot)
     for name in ("n_envs", "workers"):
         if any(one < 1 for one in getattr(options, name)) or (name == "n_envs" and not options.n_envs):
             raise UsageError(f"--{name.replace('_', '-')}: expected numbers of at least 1, as in 1 4 16")
@@ -84,7 +82,7 @@ def main(argv: list[str]) -> int:
     if options.plot is not None:
         from headrace.views.sweep_figure import draw_sweep
 
-        write_answer("--plot", options.plot, draw_sweep(options.env, curves))
+        write_answer("--plot", options.plot, draw_sweep(options.env, curves, picture))
         print(f"plot: {options.plot}")
     return 0
 

@@ -8,6 +8,7 @@ import re
 import numpy as np
 
 from headrace.errors import UsageError
+from headrace.planning.checks import positive
 from headrace.planning.cost import MachineType
 
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -26,8 +27,13 @@ def parse_bytes(name: str, text: str) -> float:
 
 
 def parse_rate(name: str, text: str) -> float:
-    """Bytes per second, 0 for an empty text."""
-    return parse_bytes(name, text) if text else 0.0
+    """Bytes per second, 0 for an empty text. A number alone could be GB as well as Gbit."""
+    if not text:
+        return 0.0
+    found = _QUANTITY.fullmatch(text.strip())
+    if found is not None and not found["kind"]:
+        raise UsageError(f"{name}: expected a unit, as in 10GB or 25Gbit (per second), got {text!r}")
+    return positive(name, parse_bytes(name, text))
 
 
 def step_bytes(text: str) -> float:

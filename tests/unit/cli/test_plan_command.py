@@ -58,6 +58,12 @@ def test_what_the_numbers_do_not_answer_is_left_out(capsys: pytest.CaptureFixtur
     assert not [word for word in ("surplus", "policy to the data", "cheapest") if word in said]
 
 
+@pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.PDF", b"%PDF"), ("a.png", b"\x89PNG")])
+def test_a_picture_is_what_its_name_says(name: str, start: bytes, tmp_path: Path) -> None:
+    assert main([*FOUNDING, "--plot", str(tmp_path / name)]) == 0
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
 def test_what_is_not_bounded_is_null_in_json(tmp_path: Path) -> None:
     answer = tmp_path / "plan.json"
     assert main([*FOUNDING, "--json", str(answer)]) == 0
@@ -93,6 +99,16 @@ def test_what_is_not_bounded_is_null_in_json(tmp_path: Path) -> None:
         ([*FOUNDING, "--machines", "a=1:2:0.5"], "for 3 at most, got 'a=1:2:0.5'"),
         ([*FOUNDING, "--machines", "a=1:2", "a=2:3"], "--machines: expected a name of its own for each"),
         ([*FOUNDING, "--machines", "a=1:900:3"], "no fleet of these machines produces 64,000 steps per second"),
+        (
+            [*FOUNDING, "--link", "10", "--transition", "1KB"],
+            "--link: expected a unit, as in 10GB or 25Gbit (per",
+        ),
+        ([*FOUNDING, "--transition", "0"], "--transition: expected a number larger than 0"),
+        ([*FOUNDING, "--link", "0GB", "--transition", "1KB"], "--link: expected a number larger than 0"),
+        ([*FOUNDING, "--actor-price", "-1"], "--actor-price: expected a number of at least 0, got -1"),
+        ([*FOUNDING, "--learner-price", "nan"], "--learner-price: expected a number of at least 0, got nan"),
+        ([*FOUNDING, "--plot", "x.txt"], "--plot x.txt: expected a name that ends in .png, .svg or .pdf"),
+        ([*FOUNDING, "--plot", "x"], "--plot x: expected a name that ends in .png, .svg or .pdf"),
         ([*FOUNDING, "--link", "fast", "--transition", "1KB"], "--link: expected bytes, as in 28224, 28KB or 10GB"),
         ([*FOUNDING, "--observation", "84x84:float7"], "--observation: expected a shape and a dtype"),
         ([*FOUNDING, "--json", "/dev/null/x"], "--json /dev/null/x: can't be written"),
