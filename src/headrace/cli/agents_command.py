@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.own_modules import find_modules
 from headrace.cli.printing import say
+from headrace.cli.writing import PICTURES
 from headrace.clock import wall_time
 from headrace.errors import HeadraceError, UsageError
 from headrace.extras import has, left_out, require
@@ -235,7 +236,7 @@ def _require_writable(path: Path, option: str) -> None:
         raise UsageError(f"{option} {path}: expected a file, got a directory")
     if option == "--html" and path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{option} {path}: expected a name that ends in .html")
-    if option == "--plot" and path.suffix.lower() not in (".png", ".svg", ".pdf"):
+    if option == "--plot" and path.suffix.lower() not in PICTURES:
         raise UsageError(f"{option} {path}: expected a name that ends in .png, .svg or .pdf")
 
 

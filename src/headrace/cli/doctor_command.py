@@ -32,6 +32,7 @@ from headrace.telemetry.sinks import read_records
 
 _WORTH_MEASURING = 0.15  # of an update's time: learning that takes less is not rehearsed
 _SHOWN = 6
+_SECONDS, _ROUNDS = 4.0, 2  # of the short runs of --apply
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class DoctorOptions:
     """A run directory."""
     apply: bool = False
     """Try the best advice that is an option in short runs, and print the predicted and the achieved gain."""
-    seconds: float = 4.0
-    """With --apply: of each short run."""
-    rounds: int = 2
-    """With --apply: short runs without and with the change."""
+    seconds: float | None = None
+    """With --apply: of each short run, 4 if not given."""
+    rounds: int | None = None
+    """With --apply: short runs without and with the change, 2 if not given."""
     json: Path | None = None
     """Write the answer here, too."""
     trust: bool = False
@@ -62,15 +63,22 @@ class DoctorOptions:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(DoctorOptions, translate(argv), "doctor")
+    of_apply = {"--seconds": options.seconds is not None, "--rounds": options.rounds is not None}
+    of_apply["--trust"] = options.trust
     if options.run is None:
-        if options.apply or options.trust:
-            raise UsageError("--apply, --trust: expected a run directory, too: headrace doctor RUN")
+        if options.apply or any(of_apply.values()):
+            raise UsageError(f"{', '.join(['--apply', *of_apply])}: expected a run directory, too: headrace doctor RUN")
         from headrace.cli.machine_check import check_machine
 
         return check_machine(options.clean, parse_bytes("--need", options.need) if options.need else 0.0, options.json)
     if options.clean or options.need:
         raise UsageError("--clean and --need are about this machine: headrace doctor, without a run")
-    if not 0 < options.seconds <= 600 or not 1 <= options.rounds <= 100:
+    if any(of_apply.values()) and not options.apply:
+        given = ", ".join(name for name, is_given in of_apply.items() if is_given)
+        raise UsageError(f"{given}: expected --apply, too, which makes short runs; without it leave that out")
+    seconds = _SECONDS if options.seconds is None else options.seconds
+    rounds = _ROUNDS if options.rounds is None else options.rounds
+    if not 0 < seconds <= 600 or not 1 <= rounds <= 100:
         raise UsageError("--seconds, --rounds: expected more than 0 and at most 600, and 1 to 100")
     evidence = read_evidence(options.run)
     verdict = judge(evidence, _findings(options.run))
@@ -88,7 +96,7 @@ def main(argv: list[str]) -> int:
         advice = accepted(_object(options.run / "config.json"), evidence, advice)
     is_running = is_live(options.run)
     print(printable(_text(options.run, is_running, evidence, verdict, advice)))
-    achieved = _applied(options, evidence, advice) if options.apply else None
+    achieved = _applied(options, evidence, advice, seconds, rounds) if options.apply else None
     if options.json is not None:
         answer = {
             "run": str(options.run),
@@ -110,6 +118,8 @@ def read_evidence(run_dir: Path) -> Evidence:
             f"headrace agents show {run_dir} lists its episodes, result.json has its numbers"
         )
     if not (run_dir / "metrics.jsonl").is_file():
+        if is_live(run_dir):
+            raise UsageError(f"{run_dir}: the run has begun and has no records yet; try again in a moment")
         raise UsageError(f"{run_dir}: expected a run directory with a metrics.jsonl")
     try:
         records = read_records(run_dir / "metrics.jsonl")
@@ -148,7 +158,9 @@ def _text(run_dir: Path, is_running: bool, evidence: Evidence, verdict: Verdict,
     return "\n".join(lines)
 
 
-def _applied(options: DoctorOptions, evidence: Evidence, advice: list[Advice]) -> dict[str, Any] | None:
+def _applied(
+    options: DoctorOptions, evidence: Evidence, advice: list[Advice], seconds: float, rounds: int
+) -> dict[str, Any] | None:
     """The best advice that is an option, tried."""
     from headrace.cli.doctor_measuring import admitted, tried
     from headrace.cli.own_modules import find_own_modules
@@ -163,7 +175,7 @@ def _applied(options: DoctorOptions, evidence: Evidence, advice: list[Advice]) -
     data, doubt = read_config(options.run / "config.json")
     config, session = admitted(options.run, data, doubt, options.trust)
     find_own_modules(config.env.encode())
-    before, after = tried(config, session, evidence, best, options.seconds, options.rounds, passing)
+    before, after = tried(config, session, evidence, best, seconds, rounds, passing)
     gain = after / before if before else 0.0
     print(
         f"\ntried {' '.join(best.options)}: {before:,.0f} -> {after:,.0f} steps/s; "

@@ -14,17 +14,23 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from headrace.cli.options import parse, translate
-from headrace.cli.printing import passing
-from headrace.cli.writing import write_answer
+from headrace.cli.plan_table import table
+from headrace.cli.writing import picture_form, write_answer
 from headrace.errors import UsageError
-from headrace.extras import require
-from headrace.planning.quantities import parse_bytes, parse_rate, step_bytes, with_unit
-from headrace.planning.sizing import Job, Sizing, size, what_helps
+from headrace.planning.alternatives import alternatives
+from headrace.planning.checks import positive
+from headrace.planning.cost import MachineType
+from headrace.planning.quantities import parse_bytes, parse_machine, parse_rate, step_bytes
+from headrace.planning.sizing import Job, size, what_helps
 
 if TYPE_CHECKING:
     from headrace.launch.prediction import Forecast
-    from headrace.launch.rehearsal import Rehearsal
-    from headrace.memory.spaces import ObservationSpace, Space
+
+
+_ONLY_MEASURED = ("n_envs", "n_steps", "policy", "net_arch", "env_kwargs", "wrappers", "preset")
+_ONLY_GIVEN = ("update_ms", "actor_sps", "rollout", "observation", "transition", "weights")  # what --measure finds out
+_NUMBERS = ("n_envs", "n_steps", "batch", "update_ms", "actor_sps", "actors", "n_epochs", "rollout", "buffer")
+_PRICES = ("actor_price", "learner_price")
 
 
 @dataclass(frozen=True)
@@ -33,14 +39,20 @@ class PlanOptions:
 
     measure: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
     """Measure the numbers with this environment: a Gymnasium id, envpool:ID, or module:attribute."""
-    n_envs: int = 8
-    """With --measure: environments of a run; one actor is one process with as many of them."""
-    n_steps: int = 128
-    """With --measure: steps of each environment per update."""
-    policy: str = "auto"
-    """With --measure: MlpPolicy, CnnPolicy, MultiInputPolicy or auto."""
+    n_envs: int | None = None
+    """With --measure: environments of a run, 8 if not given; one actor is one process with as many of them."""
+    n_steps: int | None = None
+    """With --measure: steps of each environment per update, 128 if not given."""
+    policy: str | None = None
+    """With --measure: MlpPolicy, CnnPolicy, MultiInputPolicy or auto (which it is if not given)."""
     net_arch: tuple[int, ...] | None = None
     """With --measure: sizes of the policy's hidden layers, as in 64 64."""
+    env_kwargs: str | None = None
+    """With --measure: keyword arguments of the environment, as JSON."""
+    wrappers: tuple[str, ...] = ()
+    """With --measure: wrappers as module:attribute, the last one outermost; their arguments follow as JSON."""
+    preset: str | None = None
+    """With --measure: defaults for a family of environments: atari (Gymnasium's wrappers, PPO's usual numbers)."""
     batch: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Transitions of one gradient step."""
     update_ms: float | None = None
@@ -50,7 +62,7 @@ class PlanOptions:
     actors: int | None = None
     """How many there are; as many as the learner needs if not given."""
     n_epochs: int | None = None
-    """How often every transition is used (PPO); once if not given, 10 times with --measure."""
+    """How often every transition is used (PPO); once if not given, as PPO does by default with --measure."""
     rollout: int | None = None
     """Transitions of one update, n_steps * n_envs; a batch if not given."""
     observation: str = ""
@@ -63,24 +75,34 @@ class PlanOptions:
     """Price of one actor's machine per hour, in any currency."""
     learner_price: float | None = None
     """Price of the learner's machine per hour."""
+    machines: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KIND ...")] = ()
+    """Machines that could be rented, NAME=PRICE:STEPS/S or NAME=PRICE:STEPS/S:AT_MOST, for the cheapest fleet."""
+    weights: Annotated[str, tyro.conf.arg(metavar="BYTES")] = ""
+    """With --link: bytes of the policy's weights, which travel if the policy acts where the environments are."""
+    buffer: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Transitions of a buffer that takes what the learner does not use at once."""
     json: Path | None = None
     """Write the answer here, too."""
     plot: Path | None = None
-    """Draw supply, demand and link against the number of actors, as a PNG (needs matplotlib)."""
+    """Draw supply, demand and link against the number of actors: .png, .svg or .pdf (needs matplotlib)."""
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(PlanOptions, translate(argv), "plan")
-    if options.plot is not None:
-        require("plots", "--plot")
+    picture = "" if options.plot is None else picture_form(options.plot)
+    _require_one_form(options)
     forecast: list[Forecast] = []
+    weight_bytes = _bytes("--weights", options.weights) if options.weights else 0.0
     if options.measure is not None:
-        job, forecast = _measured(options, options.measure)
+        from headrace.cli.plan_measuring import measured_job
+
+        job, forecast, weight_bytes = measured_job(options, options.measure)
     else:
         job = _job(options)
     sizing = size(job)
-    print(_text(job, sizing))
+    others = alternatives(job, sizing, weight_bytes, options.buffer or 0, _machines(options, job))
+    print(table(job, sizing, others))
     if forecast:
         print(_places(forecast))
     if options.json is not None:
@@ -88,87 +110,84 @@ def main(argv: list[str]) -> int:
             "job": asdict(job),
             "sizing": asdict(sizing),
             "what_helps": dict(what_helps(job, sizing)),
+            "alternatives": asdict(others),
         }
         answer["forecast"] = [asdict(one) for one in forecast]
         write_answer("--json", options.json, (json.dumps(_finite(answer), indent=1) + "\n").encode())
     if options.plot is not None:
         from headrace.views.plan_figure import draw_plan
 
-        write_answer("--plot", options.plot, draw_plan(job, sizing))
+        write_answer("--plot", options.plot, draw_plan(job, sizing, picture))
         print(f"plot: {options.plot}")
     return 0
 
 
+def _require_one_form(options: PlanOptions) -> None:
+    """Numbers are measured or given: what belongs to the other form would change nothing, so it is refused."""
+    is_measured = options.measure is not None
+    strange = [_flag(name) for name in (_ONLY_GIVEN if is_measured else _ONLY_MEASURED) if _is_given(options, name)]
+    if strange and is_measured:
+        raise UsageError(f"{', '.join(strange)}: --measure finds that out; leave it out, or leave --measure out")
+    if strange:
+        raise UsageError(
+            f"{', '.join(strange)}: expected --measure ENV, too, to measure with; without it leave that out, "
+            "and give --rollout for n_envs * n_steps"
+        )
+    if options.observation and options.transition:
+        raise UsageError("--observation, --transition: expected one of them, got both; --transition has all bytes")
+    for name in (*_NUMBERS, *_PRICES):
+        value, is_price = getattr(options, name), name in _PRICES
+        if value is not None and not (math.isfinite(value) and (value > 0 or (is_price and value == 0))):
+            least = "of at least" if is_price else "larger than"
+            raise UsageError(f"{_flag(name)}: expected a number {least} 0, got {value}")
+
+
+def _is_given(options: PlanOptions, name: str) -> bool:
+    return bool(getattr(options, name) != getattr(PlanOptions, name))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _job(options: PlanOptions) -> Job:
-    given = options.batch, options.update_ms, options.actor_sps
-    for name, value in zip(("batch", "update_ms", "actor_sps"), given, strict=True):
-        if not value:
-            raise UsageError(
-                f"--{name.replace('_', '-')}: expected a number larger than 0; "
-                f"headrace plan needs three of them, as in --batch 512 --update-ms 8 --actor-sps 1000"
-            )
+    batch, update_ms, actor_sps = options.batch, options.update_ms, options.actor_sps
+    if batch is None or update_ms is None or actor_sps is None:
+        missing = next(name for name in ("batch", "update_ms", "actor_sps") if getattr(options, name) is None)
+        raise UsageError(
+            f"{_flag(missing)}: expected a number larger than 0; "
+            f"headrace plan needs three of them, as in --batch 512 --update-ms 8 --actor-sps 1000"
+        )
+    if options.weights and not options.link:
+        raise UsageError("--weights: expected --link, too, on which they would travel")
     if options.link and not (options.observation or options.transition):
         raise UsageError("--link: expected --observation or --transition as well, for the bytes that travel")
     return Job(
-        options.batch or 0,
-        (options.update_ms or 0) / 1e3,
-        options.actor_sps or 0,
+        batch,
+        update_ms / 1e3,
+        actor_sps,
         options.actors or 0,
-        options.n_epochs or 1,
+        1 if options.n_epochs is None else options.n_epochs,
         options.rollout or 0,
-        parse_bytes("--transition", options.transition) if options.transition else step_bytes(options.observation),
+        _bytes("--transition", options.transition) if options.transition else step_bytes(options.observation),
         parse_rate("--link", options.link),
         options.actor_price or 0,
         options.learner_price or 0,
     )
 
 
-def _measured(options: PlanOptions, env: str) -> tuple[Job, list[Forecast]]:
-    """The numbers of a run of PPO with this environment on this machine, and what its places would reach."""
-    from headrace.build import acting_policy, build_algorithm
-    from headrace.cli.own_modules import find_own_modules
-    from headrace.collecting.topology import TopologyConfig
-    from headrace.envs.spec import EnvSpec
-    from headrace.launch.auto import cpus
-    from headrace.launch.prediction import forecasts, look_at
-    from headrace.launch.rehearsal import rehearse
-    from headrace.learning.config import PpoConfig
-    from headrace.memory.schema import rollout_schema
-    from headrace.planning.link import sent_bytes
-    from headrace.policies.config import PolicyConfig
-    from headrace.policies.masks import built
-    from headrace.run_config import RunConfig
+def _bytes(name: str, text: str) -> float:
+    return positive(name, parse_bytes(name, text))
 
-    learning = PpoConfig(
-        batch_size=options.batch or PpoConfig.batch_size, n_epochs=options.n_epochs or PpoConfig.n_epochs
-    )
-    place = TopologyConfig(n_envs=options.n_envs, n_steps=options.n_steps)
-    config = RunConfig(EnvSpec(env), 1, PolicyConfig(policy=options.policy, net_arch=options.net_arch), learning, place)
-    find_own_modules(config.env.encode())
-    passing(f"measuring {env} ...")
 
-    def rehearsed(observation: ObservationSpace, action: Space) -> Rehearsal:
-        policy = acting_policy(built(config.policy, observation, action, 0), config, observation, action)
-        return rehearse(policy, observation, action, place, 0, learning, build_algorithm)
-
-    look = look_at(config.env, config.seed, place, rehearsed)
-    passing("")
-    measured, rollout = look.measured, place.n_envs * place.n_steps
-    minibatches = math.ceil(rollout / learning.batch_size) * learning.n_epochs
-    row_s = place.n_envs * measured.step_s + measured.policy.act_s
-    job = Job(
-        learning.batch_size,
-        measured.policy.update_s / minibatches,
-        place.n_envs / row_s,
-        options.actors or 0,
-        learning.n_epochs,
-        rollout,
-        sent_bytes(rollout_schema(look.observation, look.action, place.n_steps, place.n_envs)),
-        parse_rate("--link", options.link),
-        options.actor_price or 0,
-        options.learner_price or 0,
-    )
-    return job, forecasts(measured, place, cpus())
+def _machines(options: PlanOptions, job: Job) -> list[MachineType]:
+    """That the cheapest fleet is chosen from: the ones that were named, and the actor's own if it has a price."""
+    named = [parse_machine(text) for text in options.machines]
+    own = [MachineType("actor", options.actor_price, job.actor_sps)] if options.actor_price is not None else []
+    kinds = named + own
+    if len({kind.name for kind in kinds}) < len(kinds):
+        raise UsageError(f"--machines: expected a name of its own for each{' (actor has --actor-price)' * bool(own)}")
+    return kinds
 
 
 def _places(forecast: list[Forecast]) -> str:
@@ -180,44 +199,10 @@ def _places(forecast: list[Forecast]) -> str:
     return "\n".join(lines)
 
 
-def _text(job: Job, sizing: Sizing) -> str:
-    """The sizing as a table."""
-    rows = [
-        ("demand b / t_l", f"{sizing.demand:,.0f} transitions/s, each used once"),
-        ("an actor supplies", f"{job.actor_sps:,.0f} steps/s"),
-        ("actors needed", f"{sizing.actors_needed:,}"),
-        ("supply", f"{sizing.supply:,.0f} steps/s from {sizing.actors:,} actor{'s'[: sizing.actors > 1]}"),
-        ("learner is busy", f"{sizing.utilisation:.0%} of the time"),
-    ]
-    if job.n_epochs > 1 or job.rollout:
-        uses = f"every transition used {job.n_epochs} times" if job.n_epochs > 1 else "one rollout per update"
-        rows.insert(1, ("PPO's own demand", f"{sizing.rollout_demand:,.0f} transitions/s, {uses}"))
-    if job.step_bytes:
-        rows.append(("a transition", with_unit(job.step_bytes, "B")))
-        rows.append(("bandwidth", f"{_rate(sizing.actor_bytes_per_s)} an actor, {_rate(sizing.fleet_bytes_per_s)} all"))
-        rows.append(("memory of rollouts", f"{with_unit(sizing.ring_bytes, 'B')} ({job.ring_rollouts} at a time)"))
-    if math.isfinite(sizing.link_sps):
-        share = sizing.fleet_bytes_per_s / job.link_bytes_per_s
-        rows.append(
-            ("link", f"{_rate(job.link_bytes_per_s)}: {share:.0%} used; carries {sizing.link_actors:,.0f} actors")
-        )
-    if sizing.price_per_hour:
-        rows.append(("price", f"{sizing.price_per_hour:,.2f} an hour, {sizing.price_per_million:,.4f} a million steps"))
-    rows.append(("rate of the whole", f"{sizing.rate:,.0f} steps/s; bound by the {sizing.binding}"))
-    helps = what_helps(job, sizing)
-    lines = [f"{name:<19} {value}" for name, value in rows]
-    lines += [
-        f"{'what would help':<19} {name}: {rate:,.0f} steps/s ({rate / sizing.rate:.2f}x)" for name, rate in helps[:3]
-    ]
-    return "\n".join(lines)
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{with_unit(bytes_per_s, 'B')}/s"
-
-
 def _finite(value: object) -> object:
     """JSON has no infinity: what is not bounded is null."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

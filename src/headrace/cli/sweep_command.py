@@ -15,9 +15,8 @@ import tyro
 
 from headrace.cli.options import env_kwargs, parse, translate
 from headrace.cli.printing import passing
-from headrace.cli.writing import write_answer
+from headrace.cli.writing import picture_form, write_answer
 from headrace.errors import UsageError
-from headrace.extras import require
 from headrace.planning.sweep import Curve, Point, curve_of, explained
 
 if TYPE_CHECKING:
@@ -53,14 +52,13 @@ class SweepOptions:
     json: Path | None = None
     """Write every number here."""
     plot: Path | None = None
-    """Draw the curves, as a PNG (needs matplotlib)."""
+    """Draw the curves: .png, .svg or .pdf (needs matplotlib)."""
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(SweepOptions, translate(argv), "sweep")
-    if options.plot is not None:
-        require("plots", "--plot")
+    picture = "" if options.plot is None else picture_form(options.plot)
     for name in ("n_envs", "workers"):
         if any(one < 1 for one in getattr(options, name)) or (name == "n_envs" and not options.n_envs):
             raise UsageError(f"--{name.replace('_', '-')}: expected numbers of at least 1, as in 1 4 16")
@@ -84,7 +82,7 @@ def main(argv: list[str]) -> int:
     if options.plot is not None:
         from headrace.views.sweep_figure import draw_sweep
 
-        write_answer("--plot", options.plot, draw_sweep(options.env, curves))
+        write_answer("--plot", options.plot, draw_sweep(options.env, curves, picture))
         print(f"plot: {options.plot}")
     return 0
 
@@ -140,9 +138,16 @@ def _table(curves: list[Curve]) -> str:
         row = [f"{size:,}"]
         for curve in curves:
             point = next((one for one in curve.points if one.batch == size), None)
-            mark = " *" if curve.knee == size else "  "
-            row.append("" if point is None else f"{point.typical:,.0f} +- {point.error:,.0f}{mark}")
+            mark = " *" if curve.knee == size and len(curve.points) > 1 else "  "
+            row.append("" if point is None else f"{point.typical:,.0f}{_error(point)}{mark}")
         cells.append(row)
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-    return "\n".join([*lines, "steps per second, median +- standard error; * the knee", ""])
+    is_once = all(point.error is None for curve in curves for point in curve.points)
+    said = "measured once (--repetitions 5 shows errors)" if is_once else "median +- standard error"
+    knee = "; * the knee" if len(sizes) > 1 else ""
+    return "\n".join([*lines, f"steps per second, {said}{knee}", ""])
+
+
+def _error(point: Point) -> str:
+    return "" if point.error is None else f" +- {point.error:,.0f}"

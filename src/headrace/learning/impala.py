@@ -102,6 +102,7 @@ class Impala:
         self._minibatches_done += len(norms)
         names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss")
         return {f"train/{name}": value for name, value in zip(names, np.mean(terms, axis=0).tolist(), strict=True)} | {
+            "headrace/first_entropy": -terms[0][3],
             "train/grad_norm": float(np.mean(norms)),
             "train/explained_variance": explained_variance(now.value[batch.valid], returns[batch.valid]),
             "train/learning_rate": learning_rate,

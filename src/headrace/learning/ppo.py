@@ -173,4 +173,5 @@ def _summary(seen: list[Terms], norms: list[float]) -> dict[str, float]:
     return {f"train/{name}": value for name, value in means.items()} | {
         "train/grad_norm": float(np.mean(norms)) if norms else 0.0,
         "headrace/first_ratio_error": seen[0].ratio_error,
+        "headrace/first_entropy": -seen[0].entropy_loss,  # before the first step: of the weights as they came
     }

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from headrace.planning.cycle import AHEAD, IN_STEP, INLINE, Cycle, cycle_of
 from headrace.planning.evidence import Evidence, is_crowded
+from headrace.planning.verdict import SLOW_ENV, judge
 
 _LEAST_GAIN = 1.05
 _HAND_OVER_S = 400e-6  # per rollout and worker: lease, wake, commit, wake (as launch/decision has it)
@@ -94,7 +95,7 @@ def _changes(e: Evidence, now: Cycle, learning: Mapping[tuple[str, int], float])
     n_envs = max(1, int(e.number("n_envs", 1)))
     for times in (2, 4):
         yield f"{times}x as many environments in all", ("--n-envs", str(times * n_envs)), _wider(e, now, times), True
-    if e.slow_envs:
+    if SLOW_ENV in judge(e).names:  # where all are equally slow, some are a little slower than others
         yield "make the slow environments as fast as the others", (), now.scaled(slow_env=0.0), False
     yield "an environment that is twice as fast (compiled, or a pool such as envpool:ID)", (), _faster(now), False
 

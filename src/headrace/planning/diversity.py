@@ -214,6 +214,8 @@ class Course:
     returns: Array  # [N]
     dimensions: int
     """Numbers in a continuous action; 0 if actions are choices."""
+    before: float = math.nan
+    """Entropy before the first gradient step; NaN where it is not recorded."""
 
 
 def judge_entropy(course: Course) -> Finding:
@@ -224,6 +226,8 @@ def judge_entropy(course: Course) -> Finding:
         found = f"not judged: it takes {_FEWEST} updates and {2 * _FEWEST} episodes"
         return Finding(ENTROPY, "ok", found, "", {"updates": len(entropy), "episodes": len(course.returns)})
     start = float(entropy[:3].max())
+    if math.isfinite(course.before):  # the first update alone may take all of it
+        start = max(start, course.before)
     numbers = {"start": start, "end": float(entropy[-3:].mean())}
     course_text = f"entropy {start:.3g} at the start, {numbers['end']:.3g} at the end"
     border = start + course.dimensions * math.log(_COLLAPSED) if course.dimensions else _COLLAPSED * start

@@ -8,6 +8,8 @@ import re
 import numpy as np
 
 from headrace.errors import UsageError
+from headrace.planning.checks import positive
+from headrace.planning.cost import MachineType
 
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _QUANTITY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?P<kind>B|bit|b)?(?:/s|ps)?", re.IGNORECASE)
@@ -25,8 +27,13 @@ def parse_bytes(name: str, text: str) -> float:
 
 
 def parse_rate(name: str, text: str) -> float:
-    """Bytes per second, 0 for an empty text."""
-    return parse_bytes(name, text) if text else 0.0
+    """Bytes per second, 0 for an empty text. A number alone could be GB as well as Gbit."""
+    if not text:
+        return 0.0
+    found = _QUANTITY.fullmatch(text.strip())
+    if found is not None and not found["kind"]:
+        raise UsageError(f"{name}: expected a unit, as in 10GB or 25Gbit (per second), got {text!r}")
+    return positive(name, parse_bytes(name, text))
 
 
 def step_bytes(text: str) -> float:
@@ -42,6 +49,22 @@ def step_bytes(text: str) -> float:
             f"--observation: expected a shape and a dtype, as in 84x84x4:uint8 or 17:float32, got {text!r}"
         ) from error
     return float(math.prod(map(int, found["shape"].split("x"))) * size + _OTHERS)
+
+
+def parse_machine(text: str) -> MachineType:
+    """NAME=PRICE:STEPS/S, or NAME=PRICE:STEPS/S:AT_MOST of a kind that is scarce."""
+    name, _, numbers = text.partition("=")
+    try:
+        price, sps, *most = (float(number) for number in numbers.split(":"))
+    except ValueError:
+        price, sps, most = -1.0, 0.0, []
+    is_count = len(most) < 2 and all(one >= 1 and one.is_integer() for one in most)
+    if not (name and math.isfinite(price + sps) and price >= 0 and sps > 0 and is_count):
+        raise UsageError(
+            f"--machines: expected NAME=PRICE_PER_HOUR:STEPS_PER_SECOND, as in small=0.05:900, or large=0.3:7000:3 "
+            f"for 3 at most, got {text!r}"
+        )
+    return MachineType(name, price, sps, *map(int, most))
 
 
 def with_unit(number: float, unit: str) -> str:

@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 _ROWS = 20_000  # that are compared: the first ones, where a policy should still try things
 _FRAMES_OF_STARTS = 2_000
 _EPISODES, _LINE_BYTES = 200_000, 1 << 16
-_ENTROPY_TAG = "train/entropy_loss"
+_ENTROPY_TAG, _BEFORE_TAG = "train/entropy_loss", "headrace/first_entropy"
 
 
 def diversity_findings(run_dir: Path) -> list[Finding]:
@@ -136,6 +136,7 @@ def _course(records: Sequence[Record], episodes: list[tuple[float, float]], fram
         ends[:, 0],
         ends[:, 1],
         math.prod(frame.action.shape[2:]) if is_continuous else 0,
+        records[0].get(_BEFORE_TAG, math.nan) if records else math.nan,
     )
 
 

@@ -29,9 +29,9 @@ class Point:
         return median(self.sps)
 
     @property
-    def error(self) -> float:
-        """The standard error of the mean; 0 of a single one."""
-        return stdev(self.sps) / len(self.sps) ** 0.5 if len(self.sps) > 1 else 0.0
+    def error(self) -> float | None:
+        """The standard error of the mean; a single repetition has none."""
+        return stdev(self.sps) / len(self.sps) ** 0.5 if len(self.sps) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,8 @@ def fitted(calls: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 def explained(curve: Curve) -> str:
     """The knee in a sentence: which fixed cost is amortised there."""
+    if len(curve.points) == 1:
+        return f"one batch size (B = {curve.knee}) shows no knee: give several, as in --n-envs 1 8 64"
     fixed, each = _time(curve.fixed_s), _time(curve.per_env_s)
     if curve.gain < _FLAT and not curve.is_still_rising:
         return f"flat: every environment costs {each}, a call next to nothing ({fixed}); B does not matter"

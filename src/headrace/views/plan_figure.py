@@ -1,6 +1,6 @@
 """The picture of a sizing: supply, demand and link against the number of actors, and where they meet.
 
-Job --curve--> rates --> PNG bytes         drawn on matplotlib's Agg canvas; import this file only to draw
+Job --curve--> rates --> bytes of a picture         drawn on matplotlib's Agg canvas; import this file only to draw
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headrace.views.figure import LIGHT
 from headrace.views.number_format import compact
 
 
-def draw_plan(job: Job, sizing: Sizing) -> bytes:
-    """One panel."""
+def draw_plan(job: Job, sizing: Sizing, form: str = "png") -> bytes:
+    """One panel; `form`: png, svg or pdf."""
     marks = [sizing.actors, sizing.actors_needed]
     if math.isfinite(sizing.link_actors):
         marks.append(min(int(sizing.link_actors), 4 * max(marks)))
@@ -46,5 +46,6 @@ def draw_plan(job: Job, sizing: Sizing) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
     out = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(out)  # type: ignore[no-untyped-call]
+    FigureCanvasAgg(figure)
+    figure.savefig(out, format=form)
     return out.getvalue()

@@ -1,6 +1,6 @@
 """The picture of a sweep: steps per second against B, both logarithmic, with error bars and knees.
 
-curves --> PNG bytes         drawn on matplotlib's Agg canvas; import this file only to draw
+curves --> bytes of a picture         drawn on matplotlib's Agg canvas; import this file only to draw
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from headrace.views.number_format import compact
 _COLOURS = (LIGHT.first, LIGHT.second, LIGHT.muted, LIGHT.text, *LIGHT.phases[1:])
 
 
-def draw_sweep(title: str, curves: Sequence[Curve]) -> bytes:
-    """One panel."""
+def draw_sweep(title: str, curves: Sequence[Curve], form: str = "png") -> bytes:
+    """One panel; `form`: png, svg or pdf."""
     figure = Figure((8, 4.8), dpi=130, facecolor=LIGHT.background, layout="constrained")
     axes = figure.add_subplot()
     for curve, colour in zip(curves, _COLOURS, strict=False):
         sizes, rates = [point.batch for point in curve.points], [point.typical for point in curve.points]
-        errors = [point.error for point in curve.points]
+        errors = [point.error or 0.0 for point in curve.points]
         axes.errorbar(sizes, rates, errors, color=colour, lw=1.8, marker="o", ms=4, capsize=3, label=curve.name)
+        if len(curve.points) == 1:
+            continue
         at_knee = next(point.typical for point in curve.points if point.batch == curve.knee)
         axes.plot([curve.knee], [at_knee], "o", ms=11, mfc="none", mec=colour, mew=1.8)
     axes.set_xscale("log", base=2)
@@ -41,5 +43,6 @@ def draw_sweep(title: str, curves: Sequence[Curve]) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small")
     out = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(out)  # type: ignore[no-untyped-call]
+    FigureCanvasAgg(figure)
+    figure.savefig(out, format=form)
     return out.getvalue()

@@ -57,6 +57,24 @@ def test_a_run_that_is_going_on_is_said_to_be(tmp_path: Path, capsys: pytest.Cap
     assert "still running" in capsys.readouterr().out
 
 
+def test_a_run_in_its_first_seconds_is_not_called_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with RunLock.take(run):
+        assert main(["doctor", str(run)]) == 2
+        said = capsys.readouterr().err
+        assert f"{run}: the run has begun and has no records yet; try again in a moment" in said
+        (run / "metrics.jsonl").touch()
+        assert main(["doctor", str(run)]) == 0
+        assert "Too short to say: 0 updates" in capsys.readouterr().out
+        assert main(["doctor", str(tmp_path / "none")]) == 2
+    (run / "metrics.jsonl").unlink()
+    assert main(["doctor", str(run)]) == 2
+    assert capsys.readouterr().err.count("expected a run directory with a metrics.jsonl") == 2
+
+
 def test_too_short_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(a_run(tmp_path / "run", updates=3, env=1.0)), "--apply"]) == 0
     said = capsys.readouterr().out
@@ -98,7 +116,13 @@ def test_odd_numbers_and_lines_are_passed_over(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--apply"], "--apply, --trust: expected a run directory, too: headrace doctor RUN"),
+        (["--apply"], "--apply, --seconds, --rounds, --trust: expected a run directory, too: headrace doctor RUN"),
+        (["--rounds", "3"], "expected a run directory, too: headrace doctor RUN"),
+        (
+            ["{run}", "--seconds", "1", "--rounds", "3", "--trust"],
+            "--seconds, --rounds, --trust: expected --apply, too",
+        ),
+        (["{run}", "--apply", "--rounds", "0"], "--seconds, --rounds: expected more than 0"),
         (["{run}", "--clean"], "--clean and --need are about this machine: headrace doctor, without a run"),
     ],
 )

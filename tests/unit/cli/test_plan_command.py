@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main
+from headrace.memory.schema import rollout_schema
+from headrace.memory.spaces import Box, Discrete
+from headrace.planning.link import sent_bytes
+from headrace.presets import PRESETS, Preset
 
 FOUNDING = ["plan", "--batch", "512", "--update-ms", "8", "--actor-sps", "1000"]
 
@@ -27,6 +31,39 @@ def test_table_json_and_plot_agree(tmp_path: Path, capsys: pytest.CaptureFixture
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_else_could_be_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Worked out by hand: 1 GB/s over 4 MB/s is 250 actors; 64,000 steps/s are 3 x 8,000 and 40 x 1,000."""
+    answer = tmp_path / "plan.json"
+    link = ["--transition", "4KB", "--link", "1GB", "--weights", "1MB", "--actors", "80", "--buffer", "1e6"]
+    prices = ["--actor-price", "0.04", "--learner-price", "2", "--machines", "large=0.3:8000:3", "slow=9:1"]
+    assert main([*FOUNDING, *link, *prices, "--json", str(answer)]) == 0
+    said = capsys.readouterr().out
+    assert "link would carry    500 actors: compress observations 2x" in said
+    assert "link would carry    1,000 actors: send deltas (25% of the bytes change)" in said
+    assert "link would carry    8 machines: move the policy to the data (1 MB of weights to each, 125.0 times" in said
+    assert "16,000 transitions/s more than the learner uses; a buffer of 1,000,000 is full of them after 62.5 s" in said
+    assert "3 large, 40 actor (64,000 steps/s): 2.50 an hour, 0.0195 a million steps with the learner" in said
+    found = json.loads(answer.read_text())["alternatives"]
+    assert [one["most_actors"] for one in found["levers"]] == [500, 1000]
+    assert found["moved"]["most_machines"] == 8
+    assert found["surplus"] == {"per_s": 16_000, "buffer_s": 62.5}
+    assert found["cheapest"]["machines"] == {"large": 3, "actor": 40}
+    assert found["price_per_million"] == pytest.approx(4.5 / 3600 / 64_000 * 1e6)
+
+
+def test_what_the_numbers_do_not_answer_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FOUNDING, "--transition", "40KB"]) == 0
+    assert main([*FOUNDING, "--transition", "40KB", "--link", "1GB", "--actors", "80"]) == 0  # carries less than that
+    said = capsys.readouterr().out
+    assert not [word for word in ("surplus", "policy to the data", "cheapest") if word in said]
+
+
+@pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.PDF", b"%PDF"), ("a.png", b"\x89PNG")])
+def test_a_picture_is_what_its_name_says(name: str, start: bytes, tmp_path: Path) -> None:
+    assert main([*FOUNDING, "--plot", str(tmp_path / name)]) == 0
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
 def test_what_is_not_bounded_is_null_in_json(tmp_path: Path) -> None:
     answer = tmp_path / "plan.json"
     assert main([*FOUNDING, "--json", str(answer)]) == 0
@@ -36,9 +73,42 @@ def test_what_is_not_bounded_is_null_in_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ([*FOUNDING, "--policy", "nonsense", "--n-envs", "64"], "--n-envs, --policy: expected --measure ENV, too"),
+        (
+            [*FOUNDING, "--preset", "atari", "--env-kwargs", "{}", "--wrappers", "a:b"],
+            "--env-kwargs, --wrappers, --preset:",
+        ),
+        (["plan", "--measure", "No-v0", "--preset", "none"], "preset: expected one of atari, got 'none'"),
+        ([*FOUNDING, "--net-arch", "512", "512", "--n-steps", "9"], "--n-steps, --net-arch: expected --measure ENV"),
+        (["plan", "--measure", "No-v0", "--actor-sps", "3", "--rollout", "9"], "--actor-sps, --rollout: --measure"),
+        (
+            ["plan", "--measure", "No-v0", "--update-ms", "9", "--observation", "4", "--transition", "5MB"],
+            "--update-ms, --observation, --transition: --measure finds that out",
+        ),
+        ([*FOUNDING, "--observation", "4", "--transition", "5MB"], "--observation, --transition: expected one of them"),
+        ([*FOUNDING, "--n-epochs", "0"], "--n-epochs: expected a number larger than 0, got 0"),
+        ([*FOUNDING, "--actors", "0"], "--actors: expected a number larger than 0, got 0"),
+        (["plan", "--measure", "No-v0", "--batch", "0"], "--batch: expected a number larger than 0, got 0"),
+        (["plan", "--measure", "No-v0", "--n-envs", "0"], "--n-envs: expected a number larger than 0, got 0"),
         (["plan", "--batch", "512"], "--update-ms: expected a number larger than 0"),
         ([*FOUNDING, "--actors", "-3"], "actors: expected a number larger than 0, got -3"),
         ([*FOUNDING, "--link", "10GB"], "--link: expected --observation or --transition as well"),
+        ([*FOUNDING, "--weights", "1MB"], "--weights: expected --link, too"),
+        ([*FOUNDING, "--buffer", "0"], "--buffer: expected a number larger than 0, got 0"),
+        ([*FOUNDING, "--machines", "large"], "--machines: expected NAME=PRICE_PER_HOUR:STEPS_PER_SECOND"),
+        ([*FOUNDING, "--machines", "a=1:2:0.5"], "for 3 at most, got 'a=1:2:0.5'"),
+        ([*FOUNDING, "--machines", "a=1:2", "a=2:3"], "--machines: expected a name of its own for each"),
+        ([*FOUNDING, "--machines", "a=1:900:3"], "no fleet of these machines produces 64,000 steps per second"),
+        (
+            [*FOUNDING, "--link", "10", "--transition", "1KB"],
+            "--link: expected a unit, as in 10GB or 25Gbit (per",
+        ),
+        ([*FOUNDING, "--transition", "0"], "--transition: expected a number larger than 0"),
+        ([*FOUNDING, "--link", "0GB", "--transition", "1KB"], "--link: expected a number larger than 0"),
+        ([*FOUNDING, "--actor-price", "-1"], "--actor-price: expected a number of at least 0, got -1"),
+        ([*FOUNDING, "--learner-price", "nan"], "--learner-price: expected a number of at least 0, got nan"),
+        ([*FOUNDING, "--plot", "x.txt"], "--plot x.txt: expected a name that ends in .png, .svg or .pdf"),
+        ([*FOUNDING, "--plot", "x"], "--plot x: expected a name that ends in .png, .svg or .pdf"),
         ([*FOUNDING, "--link", "fast", "--transition", "1KB"], "--link: expected bytes, as in 28224, 28KB or 10GB"),
         ([*FOUNDING, "--observation", "84x84:float7"], "--observation: expected a shape and a dtype"),
         ([*FOUNDING, "--json", "/dev/null/x"], "--json /dev/null/x: can't be written"),
@@ -62,3 +132,23 @@ def test_measured_numbers_and_what_every_place_would_reach(tmp_path: Path, capsy
     learning_s, collecting_s = 128 / found["sizing"]["rollout_demand"], 128 / job["actor_sps"]
     assert places["inline", 1, 0]["sps"] == pytest.approx(128 / (learning_s + collecting_s))
     assert "PPO's own demand" in capsys.readouterr().out
+
+
+def test_an_environment_is_measured_as_it_would_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its preset's wrappers and numbers, its arguments; what is typed wins."""
+    numbers = {"n_envs": 2, "n_steps": 16, "n_epochs": 3, "batch_size": 8, "policy": "MlpPolicy"}
+    timed = Preset({"max_episode_steps": 30}, ("gymnasium.wrappers:TimeAwareObservation",), numbers)
+    monkeypatch.setitem(PRESETS, "timed", timed)
+    answer = tmp_path / "plan.json"
+    assert main(["plan", "--measure", "CartPole-v1", "--preset", "timed", "--batch", "16", "--json", str(answer)]) == 0
+    job = json.loads(answer.read_text())["job"]
+    assert (job["batch"], job["n_epochs"], job["rollout"]) == (16, 3, 32)
+    one = rollout_schema(Box((5,), "float64", (), ()), Discrete(2), 16, 2)  # the time is the fifth number
+    assert job["step_bytes"] == sent_bytes(one)
+
+
+def test_arguments_reach_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--measure", "CartPole-v1", "--env-kwargs", '{"no_such": 1}']) != 0
+    assert "no_such" in capsys.readouterr().err
+    assert main(["plan", "--measure", "CartPole-v1", "--wrappers", "gymnasium.wrappers:NoSuch"]) != 0
+    assert "NoSuch" in capsys.readouterr().err

@@ -21,6 +21,11 @@ def test_a_small_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert [point["batch"] for point in curve["points"]] == [1, 8]
         assert all(len(point["sps"]) == 2 and min(point["sps"]) > 0 for point in curve["points"])
         assert f"{curve['name']}: {curve['explained']}" in said
+    for place in (0, 1):  # what both take is what each takes: far from any other number, however busy the machine is
+        alone = [max(curves[name]["points"][place]["sps"]) for name in ("environments", "policy")]
+        both = curves["both"]["points"][place]["sps"]
+        together = 1 / sum(1 / one for one in alone)
+        assert all(together / 20 < one < 2 * min(alone) for one in both), (both, alone)
     device = curves["policy on emulated:20ms+1us"]
     assert (device["knee"], device["is_still_rising"]) == (8, True)
     assert max(device["points"][0]["sps"]) <= 1 / 0.020
@@ -30,13 +35,18 @@ def test_a_small_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_a_sweep_with_a_policy_that_remembers(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--n-envs", "2", "--repetitions", "1", "--policy", "MlpLstmPolicy", "--accelerator", "emulated:1ms+0us"]
     assert main(["sweep", "CartPole-v1", *options]) == 0
-    assert "policy on emulated:1ms+0us: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.count(": one batch size (B = 2) shows no knee: give several") == 4
+    assert "+-" not in said
+    assert "*" not in said
+    assert "policy on emulated:1ms+0us: " in said
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--n-envs", "0"], "--n-envs: expected numbers of at least 1"),
+        (["--plot", "x.txt"], "--plot x.txt: expected a name that ends in .png, .svg or .pdf"),
         (["--repetitions", "0"], "--repetitions: expected at least 1"),
         (["--accelerator", "gpu"], "inference_device: expected cpu, cuda"),
     ],

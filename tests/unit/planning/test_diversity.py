@@ -214,10 +214,10 @@ def test_too_few_rows_or_environments(shape: tuple[int, int]) -> None:
 # ---------------------------------------------------------------------------------------------------- policy entropy
 
 
-def course(entropy: Any, returns: Any, dimensions: int = 0) -> Any:
+def course(entropy: Any, returns: Any, dimensions: int = 0, before: float = math.nan) -> Any:
     entropy, returns = np.asarray(entropy, float), np.asarray(returns, float)
     steps = 100.0 * np.arange(1, len(entropy) + 1)
-    return judge_entropy(Course(steps, entropy, np.linspace(0, steps[-1], len(returns)), returns, dimensions))
+    return judge_entropy(Course(steps, entropy, np.linspace(0, steps[-1], len(returns)), returns, dimensions, before))
 
 
 GONE = [0.69] * 5 + [0.01] * 35
@@ -246,6 +246,16 @@ def test_entropy_that_is_gone_while_returns_stay_is_a_collapse() -> None:
 )
 def test_no_collapse(entropy: Any, returns: Any) -> None:
     assert course(entropy, returns).level == "ok"
+
+
+def test_entropy_that_the_first_update_took_is_a_collapse_and_one_that_was_never_there_is_none() -> None:
+    """The first record is of the whole update: with large steps nothing is left in it of the policy that began."""
+    finding = course([0.035] + [0.01] * 39, NOISE, before=0.69)
+    assert finding.level == "warning"
+    assert "entropy under 5% of its start after 200 of 4,000 steps" in finding.found
+    assert course([0.01] * 40, NOISE, before=0.011).level == "ok", "weights that were loaded, and had settled"
+    assert course([0.01] * 40, np.concatenate([NOISE[:10], NOISE[:390] + 5]), before=0.69).level == "ok", "learnt"
+    assert course([0.5] * 40, NOISE, before=0.69).level == "ok"
 
 
 def test_continuous_entropy_is_judged_by_its_noise_and_not_by_its_sign() -> None:

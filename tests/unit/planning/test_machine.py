@@ -96,7 +96,8 @@ CASES = [
     ("clock", replace(SOUND, clock=Clock(0, 0, 60.0, 0.0, "")), "problem", "stands still"),
     ("clock", replace(SOUND, clock=Clock(0, 30, 60.0, 0.9, "")), "warning", "wrong by that much"),
     ("clock", replace(SOUND, clock=Clock(0, 10_000_000, 60.0, 1.0, "")), "warning", "wrong by that much"),
-    ("clock", replace(SOUND, clock=Clock(0, 30, 9_000.0, 1.0, "hpet")), "warning", "tsc"),
+    ("clock", replace(SOUND, clock=Clock(0, 30, 9_000.0, 1.0, "hpet")), "warning", "use the clock source tsc"),
+    ("clock", replace(SOUND, clock=Clock(0, 30, 9_000.0, 1.0, "tsc")), "warning", "tsc is the fastest source"),
     ("clock", replace(SOUND, clock=Clock(0, 30, 60.0, 1.0004, "")), "ok", "1.0004"),  # a clock that is being set right
 ]
 

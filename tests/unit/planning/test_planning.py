@@ -188,3 +188,9 @@ def test_the_knee_is_where_the_fixed_cost_is_amortised() -> None:
 def test_errors_are_of_the_mean() -> None:
     point = Point(4, (90.0, 100.0, 110.0))
     assert (point.typical, point.error) == (100.0, pytest.approx(10 / 3**0.5))
+    assert Point(4, (90.0,)).error is None, "one repetition says nothing of its error"
+
+
+def test_one_batch_size_shows_no_knee() -> None:
+    said = explained(curve_of("environments", [Point(64, (1e5,))]))
+    assert said == "one batch size (B = 64) shows no knee: give several, as in --n-envs 1 8 64"

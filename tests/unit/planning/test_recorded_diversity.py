@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from html import escape
 from pathlib import Path
@@ -99,6 +100,11 @@ def test_an_entropy_that_is_gone_for_nothing_and_one_that_is_gone_for_good_retur
     options: dict[str, Any] = {"steps": 8_192, "n_epochs": 4, "learning_rate": 0.02}
     fallen = train(tmp_path / "fallen", envs.Treadmill, **options)
     assert levels(fallen) == ["ok", "ok", "warning"]
+    options["learning_rate"] = 0.1
+    at_once = train(tmp_path / "at_once", envs.Treadmill, **(options | {"n_epochs": 10}))
+    assert float(str(at_once[2].evidence["start"])) == pytest.approx(math.log(2), abs=0.01)
+    assert at_once[2].level == "warning", "nothing was left of it after the first update"
+    options["learning_rate"] = 0.02
     learned = train(tmp_path / "learned", envs.Target, **options)
     assert levels(learned) == ["ok", "ok", "ok"]
     assert "the policy has settled" in learned[2].found

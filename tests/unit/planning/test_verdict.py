@@ -242,6 +242,11 @@ class TestAdvice:
         assert not mended.is_applicable
         assert mended.gain == pytest.approx(0.84 / (0.84 - 0.64))
 
+    def test_environments_that_are_equally_slow_are_not_told_to_be_as_fast_as_the_others(self) -> None:
+        slow = replace(run(env=0.74, sgd=0.1), slow_envs=(3, 5), slow_env_s=0.0023, usual_env_s=0.0011)
+        assert judge(slow).names == (causes.ENV,)
+        assert not [one for one in advise(slow) if "slow environments" in one.what]
+
     def test_processes_instead_of_threads_need_cores_for_their_cpu_time(self) -> None:
         one = WorkerTimes(env=1.0, cpu=0.5)
         threads = replace(run((one, one), max_lag=1, wait=0.2, sgd=0.8), place="threads", free_cores=2.0)

@@ -131,6 +131,18 @@ def test_a_clock_that_agrees(tmp_path: Path) -> None:
     assert clock.reading_ns == pytest.approx(10, rel=0.01)
 
 
+def test_a_moment_in_which_others_run_is_not_what_a_reading_costs(tmp_path: Path) -> None:
+    true, readings = count(0, 10), count()
+    away = [0]
+
+    def read_ns() -> int:
+        away[0] += 10**9 * (next(readings) == 500)  # the kernel lets another program run for a second
+        return next(true) + away[0]
+
+    clock = look_at_clock(read_ns, lambda: next(true) + away[0], lambda _: None, tmp_path)
+    assert clock.reading_ns == pytest.approx(10, rel=0.01)
+
+
 def test_clocks_that_are_slow_coarse_stand_still_or_go_back(tmp_path: Path) -> None:
     assert look_at_clock(*ticking(lambda ns: ns // 2), tmp_path).rate == pytest.approx(0.5, abs=1e-3)
     assert look_at_clock(*ticking(lambda ns: ns // 4_000 * 4_000), tmp_path).step_ns == 4_000
