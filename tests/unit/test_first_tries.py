@@ -101,6 +101,9 @@ def test_names_of_other_libraries(model: hr.PPO) -> None:
         (["--num_minibatches=4"], "--batch-size is the size of one minibatch"),
         (["--lstm-hidden-size", "8"], "lstm_hidden_size: it is for recurrent policies such as MlpLstmPolicy"),
         (["--cnn", "small"], "cnn: MlpPolicy has no convolutions"),
+        (["--wandb-project-name", "p"], "--wandb-project: expected --wandb as well"),
+        (["--wandb-mode=offline"], "--wandb-mode: expected --wandb as well"),
+        (["--no-track", "--wandb-name", "n"], "--wandb-name: expected --wandb as well"),
     ],
 )
 def test_flags_that_have_another_form(words: list[str], said: str, tmp_path: Path) -> None:
