@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from headrace import agents
 from headrace.errors import EnvError, HeadraceError, SchemaError, UsageError
+from headrace.keywords import in_words
 from headrace.planning.sizing import Job, size, what_helps
 from headrace.telemetry.sinks import Sinks
 from support.command import run
@@ -92,6 +95,67 @@ def test_names_of_other_libraries(model: hr.PPO) -> None:
         model.learn(64, call_back=print)
     assert not hasattr(model, "rollout_buffer")
     assert repr(model) == "PPO('MlpPolicy', 'CartPole-v1', n_envs=4) at 64 steps"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda model: model.save("x", exclude=["env"]), "save: unknown option exclude: leave it out: all that a run"),
+        (lambda model: model.predict(np.zeros(4), determinstic=True), "predict: .* did you mean deterministic"),
+        (lambda model: model.learn(total_steps=64), r"total_steps: did you mean total_timesteps\?"),
+        (lambda model: model.learn(), "learn: missing a required argument: 'total_timesteps'"),
+        (lambda model: model.learn(64, wandb_mode="offline"), r"wandb_mode: .* wandb=\{'mode': ...\}"),
+        (lambda model: model.learn(64, track=True), r"track: did you mean wandb\?"),
+        (lambda _: hr.CheckpointCallback(savefreq=3), r"CheckpointCallback: .* did you mean save_freq\?"),  # type: ignore[call-arg]
+        (lambda _: hr.EvalCallback(eval_frequency=3), r"EvalCallback: .* did you mean eval_freq\?"),  # type: ignore[call-arg]
+        (lambda model: hr.evaluate_policy(model, n_episodes=3), r"did you mean n_eval_episodes\?"),  # type: ignore[call-arg]
+        (lambda _: hr.check_env("CartPole-v1", wrn=True), "check_env: .* wrn: expected some of action_masks"),  # type: ignore[call-arg]
+        (lambda _: hr.check_env("CartPole-v1", warn=True), "warn: leave it out: what was found"),  # type: ignore[call-arg]
+        (lambda _: hr.AgentRollouts(["Bandit"], njobs=2), r"AgentRollouts: .* did you mean n_jobs\?"),  # type: ignore[call-arg]
+        (lambda _: agents.Rules(max_turns=3), r"Rules: unknown option max_turns: did you mean max_turn\?"),
+        (lambda _: agents.in_process(None, None, slot=3), "in_process: expected a causal model of transformers"),
+        (lambda _: hr.PPO("CartPole-v1"), "PPO: missing a required argument: 'env'"),  # type: ignore[call-arg]
+        (lambda _: hr.IMPALA(), "IMPALA: missing a required argument: 'policy'"),  # type: ignore[call-arg]
+    ],
+)  # fmt: skip
+def test_arguments_that_a_call_does_not_take(call: Any, said: str, model: hr.PPO) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        call(model)
+    assert "__init__" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(("option", "meant"), [("lr", "learning_rate"), ("ent_coeff", "ent_coef")])
+def test_load_says_which_option_was_meant(option: str, meant: str, model: hr.PPO, tmp_path: Path) -> None:
+    model.save(tmp_path / "saved")
+    with pytest.raises(UsageError, match=rf"load: unknown option {option}: did you mean {meant}\?"):
+        hr.PPO.load(tmp_path / "saved", **{option: 0.1})
+
+
+_ARE_MADE_HERE = {"Batch", "Evaluation", "Codec", "Completion", "Engine", "EngineStatistics", "Episode", "Failure",
+                  "Group", "Request", "Step", "TextEnv", "TokenRow", "Turn", "fingerprint"}  # fmt: skip
+_PUBLIC = [getattr(home, name) for home in (hr, agents) for name in home.__all__ if name not in _ARE_MADE_HERE]
+_CALLED = [one for one in _PUBLIC if callable(one) and not (isinstance(one, type) and issubclass(one, Exception))]
+
+
+@pytest.mark.parametrize("called", _CALLED, ids=lambda one: one.__name__)
+def test_no_public_call_answers_with_a_type_error_of_python(called: Any) -> None:
+    """A UsageError for scripts, and still a TypeError, for code that tries which keywords there are."""
+    with pytest.raises(UsageError, match=r"frobnicate|missing a required argument") as caught:
+        called(frobnicate=1)
+    assert isinstance(caught.value, TypeError) or "unknown option frobnicate" in str(caught.value)
+    parameters = inspect.signature(called).parameters
+    assert not {"given", "named"} <= set(parameters), "the signature is the call's own"
+
+
+def test_an_error_from_within_a_call_stays_as_it_is() -> None:
+    @in_words()
+    def broken(number: int) -> int:
+        return number + "1"  # type: ignore[operator,no-any-return]
+
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        broken(1)
+    assert not isinstance(caught.value, UsageError)
 
 
 @pytest.mark.parametrize(

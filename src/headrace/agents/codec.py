@@ -20,6 +20,7 @@ import numpy as np
 
 from headrace.agents.chat_template import CHATML, CHATML_TOOLS, Message, rendered
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 Tools = Sequence[Mapping[str, Any]]  # in OpenAI's shape
 
@@ -80,6 +81,7 @@ def described(data: Mapping[str, str]) -> Codec:
     )
 
 
+@in_words()
 @dataclass(frozen=True)
 class ByteCodec:
     """Bytes 0-255, then <|im_start|> and <|im_end|>."""
@@ -120,6 +122,7 @@ class ByteCodec:
         return text + "<|im_start|>assistant\n" if is_asking else text
 
 
+@in_words()
 @dataclass(frozen=True)
 class TokenizerCodec:
     """A tokenizer's JSON, the spelling of its end-of-answer token, and a Jinja chat template."""

@@ -11,6 +11,7 @@ from math import comb
 from statistics import mean
 
 from headrace.agents.records import COMPLETED, FAILED, TRUNCATED, Episode, Group
+from headrace.keywords import in_words
 
 
 def pass_at(k: int, successes: int, size: int) -> float:
@@ -18,6 +19,7 @@ def pass_at(k: int, successes: int, size: int) -> float:
     return 1.0 - comb(size - successes, k) / comb(size, k)
 
 
+@in_words()
 def summary(groups: Iterable[Group]) -> dict[str, float]:
     """tag/name -> value, over all tags."""
     by_tag: dict[str, list[Group]] = {}

@@ -26,10 +26,12 @@ from headrace.agents.plan import GroupPlan, Rules
 from headrace.agents.playing import Playing, Stage, Statistics
 from headrace.agents.records import Group
 from headrace.errors import UsageError, whole
+from headrace.keywords import in_words
 from headrace.memory.ledger import Ledger
 from headrace.pace import Pace
 
 
+@in_words()
 class AgentRollouts:
     """Multi-turn rollouts over one engine: run() returns groups, iterating yields them as they finish.
 

@@ -33,6 +33,7 @@ from headrace.agents.records import EpisodeError
 from headrace.agents.weight_door import MAX_WEIGHTS_BYTES, WeightDoor
 from headrace.errors import HeadraceError, UsageError
 from headrace.files import parse_object
+from headrace.keywords import in_words
 from headrace.plain_text import printable, shortened
 
 _DRAINED = 4  # times a body's limit
@@ -176,6 +177,7 @@ async def _body_of(http: Any, limit: int) -> bytes:
     raise RefusedError(413, f"a body of more than {limit:,} bytes")
 
 
+@in_words()
 class RunningServer:
     """A server in a thread of this process, for tests, and where the engine is here anyway."""
 

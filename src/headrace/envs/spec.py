@@ -29,6 +29,7 @@ from headrace.envs.registered import adopt, entry_of, hush, register_family
 from headrace.envs.returns import number
 from headrace.envs.seeds import AT_MAKE, LONG, SHORT, Purpose, episode_seed
 from headrace.errors import EnvError, EnvRaised, HeadraceError, UsageError
+from headrace.keywords import in_words
 
 EnvSource = str | Callable[..., Any]
 MAKE_VEC = "gymnasium:make_vec"
@@ -37,6 +38,7 @@ Wrapper = EnvSource | tuple[EnvSource, Mapping[str, Any]]
 """A wrapper, or a wrapper and its keyword arguments. As text: module:attribute, or module:attribute {"key": value}."""
 
 
+@in_words()
 @dataclass(frozen=True)
 class EnvSpec:
     """An environment by name or callable, and how to dress it. Wrappers apply in order, the last one outermost."""

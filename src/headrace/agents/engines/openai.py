@@ -39,6 +39,7 @@ from headrace.agents.engines.weight_updates import (
 from headrace.agents.records import ENGINE, TIMEOUT, EpisodeError
 from headrace.clock import now_s, wall_time
 from headrace.errors import HeadraceError, UsageError
+from headrace.keywords import in_words
 
 T = TypeVar("T")
 
@@ -54,6 +55,7 @@ class _Problem:
     is_counted: bool = True
 
 
+@in_words()
 class OpenAIEngine:
     """An engine behind HTTP. All requests run on one event loop in a thread of its own."""
 

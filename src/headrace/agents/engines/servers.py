@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 
 from headrace.errors import HeadraceError, UsageError, require_types
+from headrace.keywords import in_words
 
 _OUT_AFTER = 3  # failures in a row
 _MOST_HOMES = 4096
@@ -26,6 +27,7 @@ class OutageError(HeadraceError):
     """No server was there for longer than the limit."""
 
 
+@in_words()
 @dataclass(frozen=True)
 class Server:
     """How to talk to servers."""

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 
 from headrace.agents.codec import TokenizerCodec
+from headrace.keywords import in_words
 from headrace.policies.threads import torch_threads
 
 SPECIALS = ("<|im_start|>", "<|im_end|>")
 
 
+@in_words()
 def tiny_codec(texts: Sequence[str], vocabulary: int = 512) -> TokenizerCodec:
     """A byte-level BPE tokenizer trained on some texts, with the ChatML template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -37,6 +39,7 @@ def tiny_codec(texts: Sequence[str], vocabulary: int = 512) -> TokenizerCodec:
     return TokenizerCodec(tokenizer.to_str())
 
 
+@in_words()
 def tiny_model(vocabulary: int, seed: int = 0, width: int = 64, layers: int = 2) -> Any:
     """A Qwen2 with random weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -58,6 +61,7 @@ def tiny_model(vocabulary: int, seed: int = 0, width: int = 64, layers: int = 2)
         return Qwen2ForCausalLM(config).eval()
 
 
+@in_words()
 def taught(
     model: Any,
     codec: TokenizerCodec,

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from headrace.agents.environments.text_env import UNREADABLE, Step, TextEnv, TextForm, plain
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 _TASK = "Do the task that is described below."
 _JSON_TYPES = {
@@ -30,6 +31,7 @@ _JSON_TYPES = {
 }
 
 
+@in_words()
 def adapted(factory: Callable[..., Any], **options: Any) -> TextEnv:
     """An instance of whatever the factory makes, as a text environment."""
     extras = {

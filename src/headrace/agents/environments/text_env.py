@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, Protocol, cast
 
 from headrace.agents.records import ENV, EpisodeError
+from headrace.keywords import in_words
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Step:
 UNREADABLE = (ValueError, TypeError, LookupError)  # what reading a text that is no action may raise
 
 
+@in_words()
 @dataclass(frozen=True)
 class TextForm:
     """A form of actions. `read` turns a text into an action; its ValueError says what is wrong with the text."""
@@ -76,6 +78,7 @@ class TextEnv(Protocol):
         """Let go of what it holds."""
 
 
+@in_words()
 @dataclass(frozen=True)
 class TextEnvSpec:
     """How to build one, wherever it is needed: a factory and its options. Worker processes get it pickled."""

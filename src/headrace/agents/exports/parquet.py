@@ -14,10 +14,12 @@ from typing import Any
 from headrace.agents.codec import Codec, describe, described
 from headrace.agents.records import Episode, Failure, Group, Turn, token_row
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 _CODEC = b"headrace.codec"
 
 
+@in_words()
 def write_parquet(groups: Iterable[Group], path: Path, codec: Codec | None = None) -> Path:
     """All of them, at once or not at all; with the codec, if it is given, for readers of the tokens."""
     import pyarrow as pa
@@ -33,6 +35,7 @@ def write_parquet(groups: Iterable[Group], path: Path, codec: Codec | None = Non
     return path
 
 
+@in_words()
 def read_parquet(path: Path) -> list[Group]:
     """The groups of a file."""
     import pyarrow as pa

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from headrace.agents.metrics import summary
 from headrace.agents.records import COMPLETED, FAILED, LATE, Episode, Group, TokenRow
+from headrace.keywords import in_words
 
 Array = npt.NDArray[Any]
 
@@ -65,6 +66,7 @@ def left_out_episodes(groups: Iterable[Group]) -> dict[str, int]:
     return {reason: reasons[reason] for reason in (FAILED, LATE, "text_only", "silent") if reasons[reason]}
 
 
+@in_words()
 def ragen_batch(groups: Iterable[Group], pad_id: int) -> dict[str, Any]:
     """One batch of all samples."""
     groups = list(groups)
@@ -102,6 +104,7 @@ def ragen_batch(groups: Iterable[Group], pad_id: int) -> dict[str, Any]:
     }
 
 
+@in_words()
 def agent_loop_outputs(groups: Iterable[Group]) -> list[dict[str, Any]]:
     """verl's AgentLoopOutput fields; a list has no place for what was left out, so the log has it."""
     groups = list(groups)
