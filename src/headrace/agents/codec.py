@@ -9,6 +9,7 @@ A codec travels to worker processes, so it holds plain data and builds the rest 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.agents.chat_template import CHATML, CHATML_TOOLS, Message, rendered
+from headrace.agents.given import path
 from headrace.errors import UsageError
 from headrace.keywords import in_words
 
@@ -182,8 +184,9 @@ class TokenizerCodec:
         return rendered(template, messages, is_asking, tools, {"eos_token": self.eos, **(self.variables or {})})
 
     @classmethod
-    def from_folder(cls, folder: Path, variables: Mapping[str, Any] | None = None) -> TokenizerCodec:
+    def from_folder(cls, folder: str | os.PathLike[str], variables: Mapping[str, Any] | None = None) -> TokenizerCodec:
         """Of a model's folder: its tokenizer, special tokens, stop ids and chat templates."""
+        folder = path("folder", folder)
         try:
             data = _object(folder / "tokenizer_config.json")
             older = _object(folder / "special_tokens_map.json", is_needed=False)

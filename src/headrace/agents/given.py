@@ -1,6 +1,6 @@
 """What users hand over by name, in the forms they hand it over in: one instead of several, a text instead of a path.
 
-    listed("groups", one_or_several, Group, "groups") --> a list        path("path", "x.parquet") --> a Path
+listed("groups", one_or_several, Group, "groups") --> a list        path("path", "x.parquet") --> a Path
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from headrace.errors import UsageError
 
 T = TypeVar("T")
+
+GROUPS = "groups, as rollouts.run(n) returns them"
 
 
 def listed(name: str, given: Any, kind: type[T], expected: str) -> list[T]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from math import comb
 from statistics import mean
 
+from headrace.agents.given import GROUPS, listed
 from headrace.agents.records import COMPLETED, FAILED, TRUNCATED, Episode, Group
 from headrace.keywords import in_words
 
@@ -20,10 +21,10 @@ def pass_at(k: int, successes: int, size: int) -> float:
 
 
 @in_words()
-def summary(groups: Iterable[Group]) -> dict[str, float]:
+def summary(groups: Group | Iterable[Group]) -> dict[str, float]:
     """tag/name -> value, over all tags."""
     by_tag: dict[str, list[Group]] = {}
-    for group in groups:
+    for group in listed("groups", groups, Group, GROUPS):
         by_tag.setdefault(group.tag, []).append(group)
     numbers: dict[str, float] = {}
     for tag in sorted(by_tag):

@@ -116,4 +116,7 @@ def scripted(
     """An engine that follows a script."""
     if not callable(script):
         raise UsageError(f"script: expected a function of the prompt and a generator, got {script!r}")
+    for name, given, kind in (("latency", latency, Latency), ("batching", batching, Batching)):
+        if given is not None and not isinstance(given, kind):
+            raise UsageError(f"{name}: expected {kind.__name__}(...), got {given!r}")
     return Batched(ScriptedModel(script, latency, codec), batching)

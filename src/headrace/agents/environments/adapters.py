@@ -37,6 +37,8 @@ def adapted(factory: Callable[..., Any], **options: Any) -> TextEnv:
     extras = {
         name: options.pop(name) for name in ("view", "action_names", "action_form", "instructions") if name in options
     }
+    if not callable(factory):
+        raise UsageError(f"adapted: expected a class or a function that makes environments, got {factory!r}")
     env = factory(**options)
     if all(hasattr(env, name) for name in ("instructions", "actions", "reset", "step", "close")):
         own: TextEnv = env

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, Protocol, cast
 
 from headrace.agents.records import ENV, EpisodeError
+from headrace.errors import UsageError
 from headrace.keywords import in_words
 
 
@@ -87,6 +88,10 @@ class TextEnvSpec:
     factory: Callable[..., TextEnv]
     options: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)  # rules of this tag alone, such as max_turn
+
+    def __post_init__(self) -> None:
+        if not callable(self.factory):
+            raise UsageError(f"{self.tag}: expected what makes environments, got {self.factory!r}")
 
     def build(self) -> TextEnv:
         """A fresh instance."""
