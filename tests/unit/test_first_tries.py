@@ -258,6 +258,29 @@ def test_the_atari_preset_elsewhere_says_where_its_options_come_from() -> None:
         hr.PPO("CnnPolicy", "CartPole-v1", preset="atari")
 
 
+def vectors(num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
+    return gym.make_vec("CartPole-v1", num_envs)
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ("envpool:Pong-v5", 'give EnvPool its own options, as env_kwargs {"stack_num": 4'),
+        (vectors, "put its wrappers inside your factory, and its numbers as options"),
+    ],
+)
+def test_the_atari_preset_around_vectors_is_named(env: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the preset atari wraps single environments") as caught:
+        hr.PPO("CnnPolicy", env, preset="atari")
+    assert said in str(caught.value)
+    name = env if isinstance(env, str) else f"{__name__}:vectors"
+    outcome = run("train", name, "--preset", "atari", cwd=tmp_path)
+    assert outcome.code == 2
+    assert said in outcome.only_error
+    with pytest.raises(UsageError, match="wrappers and action_repeat go inside a factory"):
+        hr.PPO("CnnPolicy", env, action_repeat=2)
+
+
 class Choosy(Steady):
     """Forbids one of its actions, and means it."""
 

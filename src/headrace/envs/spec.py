@@ -23,7 +23,7 @@ import gymnasium as gym
 import numpy as np
 
 from headrace.envs.adapters import envpool
-from headrace.envs.missing import hint, is_not_installed, module_of, reason, to_install, unknown
+from headrace.envs.missing import hint, is_not_installed, module_of, not_around_vectors, reason, to_install, unknown
 from headrace.envs.raising import require_own
 from headrace.envs.registered import adopt, entry_of, hush, register_family
 from headrace.envs.returns import number
@@ -121,7 +121,7 @@ class EnvSpec:
         if MASKS in self.wrappers:
             raise UsageError(f"{self.name}: action_masks needs single environments; this makes vector environments")
         if self.action_repeat > 1 or self.wrappers:
-            raise UsageError(f"{self.name}: wrappers and action_repeat go inside a factory of vector environments")
+            raise UsageError(f"{self.name}: {not_around_vectors(self.env, self.wrappers)}")
         num_envs, is_seeded = len(seeds), self.is_seeded_when_made()
         ours = {"num_envs": num_envs} | ({"seeds": list(seeds)} if is_seeded else {})
         for name in ours.keys() & self.kwargs.keys():
