@@ -27,7 +27,8 @@ class TuneOptions:
     """Try n_envs, workers, topology and inference, and train with the fastest. The batch (n_envs * n_steps) and every
     option given here stay as they are; the run's config.json keeps the choice."""
     tune_seconds: float = 20.0
-    """How long that may take."""
+    """How long that may take, building environments included; what is being imported, built or tried when it is over
+    is finished first. EnvPool's import alone may take seconds."""
     tune_max_lag: int = 0
     """Try asynchronous training up to this max_lag, too; it changes what is learnt."""
 
