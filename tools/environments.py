@@ -74,6 +74,12 @@ FAMILIES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
 }  # fmt: skip
 
 
+INSTEAD = {
+    "gymnasium_robotics:FetchReach-v4": "use [`reach_goal:Reach`](../examples/reach_goal.py) with `--policy auto`"
+}
+"""What to use in the place of an environment that can't be made."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One environment. A refused one has an answer and nothing else."""
@@ -149,7 +155,8 @@ def page(rows: list[Row], absent: list[str]) -> str:
     ]
     for row in rows:
         if row.refused:
-            lines.append(f"| {row.family} | {row.env} | | | {row.refused} |")
+            instead = f"; {INSTEAD[row.env]}" if row.env in INSTEAD else ""
+            lines.append(f"| {row.family} | {row.env} | | | {row.refused}{instead} |")
         else:
             step = "" if row.step_us is None else f"{row.step_us:,.0f} µs"
             lines.append(f"| {row.family} | {row.env} | {row.env_class} | {step} | {row.result} |")

@@ -50,6 +50,11 @@ PRESETS = {
 }
 
 
+def preset_of(wrappers: tuple[object, ...]) -> str:
+    """The preset that these wrappers are from; empty if the user named them."""
+    return next((name for name, one in PRESETS.items() if one.wrappers and one.wrappers == wrappers), "")
+
+
 def preset(name: str | None) -> Preset:
     """The preset of that name; an empty one if none is named."""
     if not name:

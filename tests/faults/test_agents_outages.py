@@ -132,6 +132,45 @@ def test_a_rate_limit_costs_time_and_no_attempt(form: str, behind: Any) -> None:
             engine.close()
 
 
+class Busy:
+    """The first completion is refused; when each came is kept, and the moment before which none should have."""
+
+    seed, slow_s = 0, 0.0
+
+    def __init__(self, form: str) -> None:
+        self.came_s: list[float] = []
+        self.open_s, self._form = 0.0, form
+
+    def drawn(self, rng: Any) -> str:
+        self.came_s.append(time.time())
+        return "limited" if len(self.came_s) == 1 else ""
+
+    @property
+    def retry_after(self) -> str:
+        if self._form == "seconds":
+            self.open_s = time.time() + 1.0
+            return "1"
+        self.open_s = float(int(time.time()) + 2)
+        return formatdate(self.open_s, usegmt=True)
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+@pytest.mark.parametrize("is_text_only", [False, None], ids=["an answer", "the first look"])
+def test_nothing_is_sent_before_the_time_that_a_server_names(form: str, is_text_only: bool | None, behind: Any) -> None:
+    busy: Any = Busy(form)
+    with RunningServer(behind, faults=busy) as server:
+        engine = client(server.url, is_text_only=is_text_only)
+        try:
+            first = engine.submit(asked(1))
+            wait_until(lambda: len(busy.came_s) > 1 or engine.statistics().limited == 1)
+            assert isinstance(engine.submit(asked(2)).result(), Completion), "another request waits, too"
+            assert isinstance(first.result(), Completion)
+        finally:
+            engine.close()
+    assert len(busy.came_s) >= 3
+    assert min(busy.came_s[1:]) >= busy.open_s - 0.01
+
+
 def test_a_limit_without_end_is_an_outage(behind: Any) -> None:
     with RunningServer(behind, faults=Faults(limited=1.0)) as server:
         engine = client(server.url, outage_s=0.6)

@@ -33,6 +33,15 @@ def test_every_refused_row_says_why(script: Any) -> None:
         assert row.refused in script.PAGE.read_text()
 
 
+def test_the_page_is_the_rows_and_says_what_to_use_instead(script: Any) -> None:
+    rows = [script.Row(**row) for row in json.loads(script.ROWS.read_text())]
+    page = script.PAGE.read_text()
+    assert script.page(rows, []) == page
+    for row in rows:
+        if "could not be made" in row.refused:
+            assert "; use [" in next(line for line in page.splitlines() if f"| {row.env} |" in line)
+
+
 def test_a_row_without_a_cause_is_not_written(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "headrace: error: Mine-v0: could not be made: AssertionError: "
     monkeypatch.setattr(script, "run", lambda command: ("", said, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from headrace import agents
 from headrace.errors import EnvError, HeadraceError, SchemaError, UsageError
+from headrace.keywords import in_words
 from headrace.planning.sizing import Job, size, what_helps
 from headrace.telemetry.sinks import Sinks
 from support.command import run
@@ -95,12 +98,76 @@ def test_names_of_other_libraries(model: hr.PPO) -> None:
 
 
 @pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda model: model.save("x", exclude=["env"]), "save: unknown option exclude: leave it out: all that a run"),
+        (lambda model: model.predict(np.zeros(4), determinstic=True), "predict: .* did you mean deterministic"),
+        (lambda model: model.learn(total_steps=64), r"total_steps: did you mean total_timesteps\?"),
+        (lambda model: model.learn(), "learn: missing a required argument: 'total_timesteps'"),
+        (lambda model: model.learn(64, wandb_mode="offline"), r"wandb_mode: .* wandb=\{'mode': ...\}"),
+        (lambda model: model.learn(64, track=True), r"track: did you mean wandb\?"),
+        (lambda _: hr.CheckpointCallback(savefreq=3), r"CheckpointCallback: .* did you mean save_freq\?"),  # type: ignore[call-arg]
+        (lambda _: hr.EvalCallback(eval_frequency=3), r"EvalCallback: .* did you mean eval_freq\?"),  # type: ignore[call-arg]
+        (lambda model: hr.evaluate_policy(model, n_episodes=3), r"did you mean n_eval_episodes\?"),  # type: ignore[call-arg]
+        (lambda _: hr.check_env("CartPole-v1", wrn=True), "check_env: .* wrn: expected some of action_masks"),  # type: ignore[call-arg]
+        (lambda _: hr.check_env("CartPole-v1", warn=True), "warn: leave it out: what was found"),  # type: ignore[call-arg]
+        (lambda _: hr.AgentRollouts(["Bandit"], njobs=2), r"AgentRollouts: .* did you mean n_jobs\?"),  # type: ignore[call-arg]
+        (lambda _: agents.Rules(max_turns=3), r"Rules: unknown option max_turns: did you mean max_turn\?"),
+        (lambda _: agents.in_process(None, None, slot=3), "in_process: expected a causal model of transformers"),
+        (lambda _: hr.PPO("CartPole-v1"), "PPO: missing a required argument: 'env'"),  # type: ignore[call-arg]
+        (lambda _: hr.IMPALA(), "IMPALA: missing a required argument: 'policy'"),  # type: ignore[call-arg]
+    ],
+)  # fmt: skip
+def test_arguments_that_a_call_does_not_take(call: Any, said: str, model: hr.PPO) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        call(model)
+    assert "__init__" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(("option", "meant"), [("lr", "learning_rate"), ("ent_coeff", "ent_coef")])
+def test_load_says_which_option_was_meant(option: str, meant: str, model: hr.PPO, tmp_path: Path) -> None:
+    model.save(tmp_path / "saved")
+    with pytest.raises(UsageError, match=rf"load: unknown option {option}: did you mean {meant}\?"):
+        hr.PPO.load(tmp_path / "saved", **{option: 0.1})
+
+
+_ARE_MADE_HERE = {"Batch", "Evaluation", "Codec", "Completion", "Engine", "EngineStatistics", "Episode", "Failure",
+                  "Group", "Request", "Step", "TextEnv", "TokenRow", "Turn", "fingerprint"}  # fmt: skip
+_PUBLIC = [getattr(home, name) for home in (hr, agents) for name in home.__all__ if name not in _ARE_MADE_HERE]
+_CALLED = [one for one in _PUBLIC if callable(one) and not (isinstance(one, type) and issubclass(one, Exception))]
+
+
+@pytest.mark.parametrize("called", _CALLED, ids=lambda one: one.__name__)
+def test_no_public_call_answers_with_a_type_error_of_python(called: Any) -> None:
+    """A UsageError for scripts, and still a TypeError, for code that tries which keywords there are."""
+    with pytest.raises(UsageError, match=r"frobnicate|missing a required argument") as caught:
+        called(frobnicate=1)
+    assert isinstance(caught.value, TypeError) or "unknown option frobnicate" in str(caught.value)
+    parameters = inspect.signature(called).parameters
+    assert not {"given", "named"} <= set(parameters), "the signature is the call's own"
+
+
+def test_an_error_from_within_a_call_stays_as_it_is() -> None:
+    @in_words()
+    def broken(number: int) -> int:
+        return number + "1"  # type: ignore[operator,no-any-return]
+
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        broken(1)
+    assert not isinstance(caught.value, UsageError)
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--anneal-lr"], "unknown option --anneal-lr: --learning-rate lin_3e-4 falls linearly to 0"),
         (["--num_minibatches=4"], "--batch-size is the size of one minibatch"),
         (["--lstm-hidden-size", "8"], "lstm_hidden_size: it is for recurrent policies such as MlpLstmPolicy"),
         (["--cnn", "small"], "cnn: MlpPolicy has no convolutions"),
+        (["--wandb-project-name", "p"], "--wandb-project: expected --wandb as well"),
+        (["--wandb-mode=offline"], "--wandb-mode: expected --wandb as well"),
+        (["--no-track", "--wandb-name", "n"], "--wandb-name: expected --wandb as well"),
     ],
 )
 def test_flags_that_have_another_form(words: list[str], said: str, tmp_path: Path) -> None:
@@ -189,6 +256,29 @@ def test_a_picture_without_matplotlib_is_refused_at_once(
 def test_the_atari_preset_elsewhere_says_where_its_options_come_from() -> None:
     with pytest.raises(HeadraceError, match="'frameskip'; the preset atari sets it, for ids that begin with ALE/"):
         hr.PPO("CnnPolicy", "CartPole-v1", preset="atari")
+
+
+def vectors(num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
+    return gym.make_vec("CartPole-v1", num_envs)
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ("envpool:Pong-v5", 'give EnvPool its own options, as env_kwargs {"stack_num": 4'),
+        (vectors, "put its wrappers inside your factory, and its numbers as options"),
+    ],
+)
+def test_the_atari_preset_around_vectors_is_named(env: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the preset atari wraps single environments") as caught:
+        hr.PPO("CnnPolicy", env, preset="atari")
+    assert said in str(caught.value)
+    name = env if isinstance(env, str) else f"{__name__}:vectors"
+    outcome = run("train", name, "--preset", "atari", cwd=tmp_path)
+    assert outcome.code == 2
+    assert said in outcome.only_error
+    with pytest.raises(UsageError, match="wrappers and action_repeat go inside a factory"):
+        hr.PPO("CnnPolicy", env, action_repeat=2)
 
 
 class Choosy(Steady):

@@ -9,6 +9,7 @@ A codec travels to worker processes, so it holds plain data and builds the rest 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.agents.chat_template import CHATML, CHATML_TOOLS, Message, rendered
+from headrace.agents.given import path
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 Tools = Sequence[Mapping[str, Any]]  # in OpenAI's shape
 
@@ -80,6 +83,7 @@ def described(data: Mapping[str, str]) -> Codec:
     )
 
 
+@in_words()
 @dataclass(frozen=True)
 class ByteCodec:
     """Bytes 0-255, then <|im_start|> and <|im_end|>."""
@@ -120,6 +124,7 @@ class ByteCodec:
         return text + "<|im_start|>assistant\n" if is_asking else text
 
 
+@in_words()
 @dataclass(frozen=True)
 class TokenizerCodec:
     """A tokenizer's JSON, the spelling of its end-of-answer token, and a Jinja chat template."""
@@ -179,8 +184,9 @@ class TokenizerCodec:
         return rendered(template, messages, is_asking, tools, {"eos_token": self.eos, **(self.variables or {})})
 
     @classmethod
-    def from_folder(cls, folder: Path, variables: Mapping[str, Any] | None = None) -> TokenizerCodec:
+    def from_folder(cls, folder: str | os.PathLike[str], variables: Mapping[str, Any] | None = None) -> TokenizerCodec:
         """Of a model's folder: its tokenizer, special tokens, stop ids and chat templates."""
+        folder = path("folder", folder)
         try:
             data = _object(folder / "tokenizer_config.json")
             older = _object(folder / "special_tokens_map.json", is_needed=False)

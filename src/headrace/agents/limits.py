@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import UsageError, require_types
+from headrace.keywords import in_words
 
 END_S = 5.0  # for environments to close when all is over
 
 
+@in_words()
 @dataclass(frozen=True)
 class Limits:
     """Deadlines and attempts."""

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from math import comb
 from statistics import mean
 
+from headrace.agents.given import GROUPS, listed
 from headrace.agents.records import COMPLETED, FAILED, TRUNCATED, Episode, Group
+from headrace.keywords import in_words
 
 
 def pass_at(k: int, successes: int, size: int) -> float:
@@ -18,10 +20,11 @@ def pass_at(k: int, successes: int, size: int) -> float:
     return 1.0 - comb(size - successes, k) / comb(size, k)
 
 
-def summary(groups: Iterable[Group]) -> dict[str, float]:
+@in_words()
+def summary(groups: Group | Iterable[Group]) -> dict[str, float]:
     """tag/name -> value, over all tags."""
     by_tag: dict[str, list[Group]] = {}
-    for group in groups:
+    for group in listed("groups", groups, Group, GROUPS):
         by_tag.setdefault(group.tag, []).append(group)
     numbers: dict[str, float] = {}
     for tag in sorted(by_tag):

@@ -15,10 +15,12 @@ from functools import cached_property
 from headrace.agents.environments.text_env import TextEnvSpec
 from headrace.envs.seeds import Purpose, leaf
 from headrace.errors import UsageError, require_types
+from headrace.keywords import in_words
 
 ANSWERS = ("tags", "hermes", "llama", "mistral")
 
 
+@in_words()
 @dataclass(frozen=True)
 class Rules:
     """The limits of an episode, and the format of answers."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.agents.given import GROUPS, listed
 from headrace.errors import HeadraceError
 from headrace.plain_text import shortened
 
@@ -156,10 +157,10 @@ class Group:
         return [one.failure for one in self.episodes if one.failure is not None]
 
 
-def fingerprint(groups: Iterable[Group]) -> str:
+def fingerprint(groups: Group | Iterable[Group]) -> str:
     """SHA-256 over everything but times, attempts and places: equal records have equal names."""
     digest = hashlib.sha256()
-    for group in sorted(groups, key=lambda one: one.number):
+    for group in sorted(listed("groups", groups, Group, GROUPS), key=lambda one: one.number):
         data = encode(group)
         for name in ("worker", "seconds", "lag", "max_lag"):
             del data[name]

@@ -9,7 +9,7 @@ With a run directory, a line goes to its group log when a group is done, and wha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,10 +26,12 @@ from headrace.agents.plan import GroupPlan, Rules
 from headrace.agents.playing import Playing, Stage, Statistics
 from headrace.agents.records import Group
 from headrace.errors import UsageError, whole
+from headrace.keywords import in_words
 from headrace.memory.ledger import Ledger
 from headrace.pace import Pace
 
 
+@in_words()
 class AgentRollouts:
     """Multi-turn rollouts over one engine: run() returns groups, iterating yields them as they finish.
 
@@ -103,9 +105,10 @@ class AgentRollouts:
             whole("groups", groups, 0)
         return self._playing.stream(groups)
 
-    def play(self, numbers: Sequence[int]) -> list[Group]:
+    def play(self, numbers: int | Iterable[int]) -> list[Group]:
         """Groups of these numbers, in order, played now whatever the group log holds: for callers that choose tasks."""
-        wanted = {whole("numbers", number, 0) for number in numbers}
+        several = numbers if isinstance(numbers, Iterable) else [numbers]
+        wanted = {whole("numbers", number, 0) for number in several}
         return sorted(self._playing.play(sorted(wanted)), key=lambda group: group.number)
 
     def __iter__(self) -> Iterator[Group]:

@@ -15,6 +15,7 @@ import hmac
 import ipaddress
 import json
 import logging
+import os
 import random
 import threading
 import time
@@ -29,10 +30,12 @@ from headrace.agents.codec import describe
 from headrace.agents.engines.protocol import Completion, Engine, Request
 from headrace.agents.engines.weight_updates import VERSION_HEADER
 from headrace.agents.faults import Faults, spoilt
+from headrace.agents.given import path, require
 from headrace.agents.records import EpisodeError
 from headrace.agents.weight_door import MAX_WEIGHTS_BYTES, WeightDoor
 from headrace.errors import HeadraceError, UsageError
 from headrace.files import parse_object
+from headrace.keywords import in_words
 from headrace.plain_text import printable, shortened
 
 _DRAINED = 4  # times a body's limit
@@ -176,6 +179,7 @@ async def _body_of(http: Any, limit: int) -> bytes:
     raise RefusedError(413, f"a body of more than {limit:,} bytes")
 
 
+@in_words()
 class RunningServer:
     """A server in a thread of this process, for tests, and where the engine is here anyway."""
 
@@ -186,12 +190,14 @@ class RunningServer:
         port: int = 0,
         faults: Faults | None = None,
         token: str = "",
-        weights_dir: Path | None = None,
+        weights_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        require("engine", engine, "an engine, as scripted() or in_process(...)", "submit", "codec")
+        folder = None if weights_dir is None else path("weights_dir", weights_dir)
         require_safe(host, token)
         import uvicorn
 
-        app = application(engine, faults, token, weights_dir)
+        app = application(engine, faults, token, folder)
         config = uvicorn.Config(app, host, port, log_level="warning", lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, name="agents-server", daemon=True)

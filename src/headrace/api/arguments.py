@@ -17,13 +17,14 @@ from typing import Any, TypeGuard, TypeVar, cast
 import gymnasium as gym
 
 from headrace import presets
-from headrace.api.other_names import option_hint
+from headrace.api.other_names import learn_hint, option_hint
 from headrace.api.sb3_words import MODEL, POLICY, require_adam, require_nothing
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.instances import Instance, like
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
 from headrace.errors import UsageError, whole
-from headrace.learning.config import PpoConfig
+from headrace.keywords import meant
+from headrace.learning.config import ALGORITHMS, PpoConfig
 from headrace.policies.activations import activation_named
 from headrace.policies.config import BUILT_IN, Extractors, PolicyConfig
 from headrace.policies.policy import Module, require_policy
@@ -234,10 +235,8 @@ def require_known(what: str, given: Iterable[str], known: Sequence[str]) -> None
     """Refuse options that there are not, with the one that was meant."""
     for name in given:
         if name not in known:
-            taken = sorted(one for one in known if one not in MODEL)
-            close = difflib.get_close_matches(name, taken, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"expected some of {', '.join(taken)}"
-            raise UsageError(f"{what}: unknown option {name}: {hint}")
+            taken = [one for one in known if one not in MODEL]
+            raise UsageError(f"{what}: unknown option {name}: {meant(name, taken)}")
 
 
 def require_options(what: str, given: Iterable[str], known: Sequence[str]) -> None:
@@ -249,6 +248,21 @@ def require_options(what: str, given: Iterable[str], known: Sequence[str]) -> No
         if name not in known and hint is not None:
             raise UsageError(f"{what}: unknown option {name}: {hint}")
     require_known(what, given, known)
+
+
+def retaken(given: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Options of the saved run's algorithm that load takes again; SB3's device is learner_device."""
+    known = [*(field.name for field in fields(ALGORITHMS.get(algorithm, PpoConfig))), "device"]
+    for name in given:
+        hint = option_hint(name, known, {"learn": _of_learn(), "policy_kwargs": [], "PPO": []})
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = hint or (f"did you mean {close[0]}?" if close else None)
+        if name not in known and hint is not None:
+            raise UsageError(f"load: unknown option {name}: {hint}")
+    options = dict(given)
+    if "device" in options:
+        options["learner_device"] = device_of(options.pop("device"), options.get("learner_device"))
+    return options
 
 
 def _of_learn() -> list[str]:
@@ -267,6 +281,9 @@ def learn_config(total_timesteps: Any, tb_log_name: Any, **options: Any) -> Sess
     """The keywords of learn; a number of steps may be written as 1e5."""
     if not isinstance(tb_log_name, str):
         raise UsageError(f"tb_log_name: expected a text, got {tb_log_name!r}")
+    for name in options:
+        if hint := learn_hint(name):
+            raise UsageError(f"learn: unknown option {name}: {hint}")
     require_known("learn", options, _of_learn())
     if isinstance(total_timesteps, float) and total_timesteps.is_integer():
         total_timesteps = int(total_timesteps)

@@ -20,6 +20,7 @@ import numpy as np
 from headrace.clock import now_s
 from headrace.episodes.finished import Finished
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 from headrace.telemetry.sinks import Record
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ Function = Callable[[Record], bool | None]
 _METHODS = ("on_step", "on_training_start", "on_training_end", "on_rollout_start", "on_rollout_end")
 
 
+@in_words()
 class BaseCallback:
     """A callback as in Stable-Baselines3: override `_on_step` and what else is needed; False ends training."""
 
@@ -102,6 +104,7 @@ class BaseCallback:
     def _on_training_end(self) -> None: ...
 
 
+@in_words()
 class CallbackList(BaseCallback):
     """Several callbacks as one."""
 

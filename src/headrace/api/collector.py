@@ -26,6 +26,7 @@ from headrace.collecting.source import Harvest
 from headrace.envs.instances import Instance
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 from headrace.learning.assembly import complete
 from headrace.learning.batch import Batch
 from headrace.learning.fast_path import Evaluators
@@ -35,6 +36,7 @@ from headrace.run_config import RunConfig
 from headrace.weights.saving import require_weights
 
 
+@in_words()
 class Collector:
     """Rollouts for a learner of your own: iterate for batches, publish new weights, close at the end.
 

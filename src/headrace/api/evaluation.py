@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.api.arguments import env_spec, is_single
+from headrace.api.other_names import OF_CALLS
 from headrace.build import Parts
 from headrace.collecting.plan import build_noise
 from headrace.envs.building import build_envs
@@ -30,6 +31,7 @@ from headrace.envs.vector_env import VectorEnv
 from headrace.errors import SchemaError, UsageError, whole
 from headrace.evaluation.evaluate import Evaluated, evaluate
 from headrace.inference.recurrent import inference_of
+from headrace.keywords import in_words
 from headrace.memory.schema import state_leaf
 from headrace.memory.spaces import Leaves, in_short
 from headrace.policies.networks import as_policy
@@ -45,6 +47,7 @@ Array = npt.NDArray[Any]
 _ENVS = 16
 
 
+@in_words(OF_CALLS)
 def evaluate_policy(
     model: Model | Collector,
     env: EnvSource | EnvSpec | Instance | VecEnv | None = None,

@@ -15,6 +15,7 @@ from headrace.api.model import Model
 from headrace.checkpoints.snapshot import find_latest
 from headrace.errors import UsageError
 from headrace.inference.onnx_file import write_onnx
+from headrace.keywords import in_words
 from headrace.loading import Fit, require_fit, require_sound
 from headrace.memory.spaces import decode, decode_observation
 from headrace.policies.config import BUILT_IN
@@ -25,6 +26,7 @@ from headrace.policies.threads import torch_threads
 from headrace.run_config import CLASS, policy_of
 
 
+@in_words()
 def export_policy(
     source: Model | str | os.PathLike[str], to: str | os.PathLike[str], policy: Module | None = None
 ) -> Path:

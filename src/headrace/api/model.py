@@ -21,10 +21,10 @@ from typing import Any, ClassVar, NoReturn, Self
 import gymnasium as gym
 import numpy.typing as npt
 
-from headrace.api.arguments import device_of, elsewhere, extractors_given, folder, learn_config, next_folder, with_env
+from headrace.api.arguments import elsewhere, extractors_given, folder, learn_config, next_folder, retaken, with_env
 from headrace.api.callbacks import Calls, Logger
 from headrace.api.evaluation import evaluate_parts
-from headrace.api.other_names import attribute_hint
+from headrace.api.other_names import LEARN, OF_CALLS, attribute_hint
 from headrace.api.plan_text import described, facts, plan_text
 from headrace.api.prediction import predicted
 from headrace.api.tuning import Tuned
@@ -38,6 +38,7 @@ from headrace.envs.instances import Instance, like, single
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import HeadraceError, UsageError
 from headrace.evaluation.in_passing import InPassing
+from headrace.keywords import in_words
 from headrace.loading import admit, read_from, require_fit, require_sound
 from headrace.plain_text import message_of
 from headrace.policies.config import BUILT_IN, Extractors
@@ -102,6 +103,7 @@ class Model:
         """What will run, and why."""
         return plan_text(self._parts, self._run.algorithm)
 
+    @in_words(LEARN)
     def learn(
         self,
         total_timesteps: int,
@@ -121,9 +123,8 @@ class Model:
         directory is <tensorboard_log>/<tb_log_name>_1, _2 ... `reset_num_timesteps` counts from 0 again.
         `wandb`: True, a project, or a dict of project, entity, name, mode: metrics go to Weights & Biases as well.
         Further keywords: eval_every, n_eval_episodes, stop_reward, checkpoint_every, keep_checkpoints,
-        keep_episodes_mb, check_episodes, stall_after_s, tags.
-        With progress_bar, or verbose=1, the terminal shows the run. Ctrl-C ends it at the last update and comes out as
-        KeyboardInterrupt; the model is then as after that update, and can be saved or learn on.
+        keep_episodes_mb, check_episodes, stall_after_s, tags. With progress_bar, or verbose=1, the terminal shows the
+        run. Ctrl-C ends it at the last update, as KeyboardInterrupt; the model can then be saved or learn on.
         """
         config = learn_config(total_timesteps, tb_log_name, log_interval=log_interval, **session)
         directory = None if run_dir is None else folder("run_dir", run_dir)
@@ -195,6 +196,7 @@ class Model:
         self._is_torn = self.result.exit_code in (129, 130, 143)
         return self.result
 
+    @in_words(OF_CALLS)
     def predict(self, observation: Any, state: Any = None, episode_start: Any = None,
                 deterministic: bool = False, action_masks: Any = None) -> tuple[Array, Any]:  # fmt: skip
         """Actions for one observation or a batch, as the environment wants them; `state` is a recurrent policy's."""
@@ -202,11 +204,13 @@ class Model:
         self._predictions += not deterministic
         return predicted(self._parts, observation, draw, state, episode_start, action_masks)
 
+    @in_words(OF_CALLS)
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything needed to go on, or to predict, into a directory."""
         save(self._snapshot(), Path(path))
 
     @classmethod
+    @in_words(OF_CALLS)
     def load(cls, path: str | os.PathLike[str], env: EnvSource | EnvSpec | Instance | None = None,
              policy: Module | None = None, weights_only: bool = False, topology: str | None = None,
              workers: int | str | None = None, trust: bool = False, policy_kwargs: Mapping[str, Any] | None = None,
@@ -222,8 +226,7 @@ class Model:
         for line in damaged:
             warnings.warn(line, stacklevel=2)
         require_sound(snapshot)
-        if "device" in schedules:  # SB3's name
-            schedules["learner_device"] = device_of(schedules.pop("device"), schedules.get("learner_device"))
+        schedules = retaken(schedules, snapshot.state["config"]["algorithm"]["name"])
         place, own = elsewhere(snapshot.state["config"]["topology"], topology, workers), extractors_given(policy_kwargs)
         spec = like(env) if isinstance(env, gym.Env | gym.vector.VectorEnv) else env
         model = cls.from_snapshot(snapshot, spec, policy, weights_only, place, trust, extractors=own, **schedules)

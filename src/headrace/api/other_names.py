@@ -44,6 +44,30 @@ _INSTEAD = {
 }
 """What does the same under another form."""
 
+OF_CALLS = {
+    **_SAME,
+    "n_episodes": "n_eval_episodes",
+    "eval_episodes": "n_eval_episodes",
+    "eval_every": "eval_freq",
+    "checkpoint_every": "save_freq",
+    "exclude": "leave it out: all that a run needs to go on is saved",
+    "include": "leave it out: all that a run needs to go on is saved",
+}
+"""Names that are given to a model's methods, to callbacks and to evaluate_policy: an argument there, or a sentence."""
+
+LEARN = {
+    "total_steps": "total_timesteps",
+    "n_timesteps": "total_timesteps",
+    "num_timesteps": "total_timesteps",
+    "timesteps": "total_timesteps",
+    "track": "wandb",
+    "callbacks": "callback",
+    "eval_freq": "eval_every",
+    "save_freq": "checkpoint_every",
+    "verbose": "progress_bar",
+}
+_WANDB = ("project", "entity", "name", "mode")
+
 _MODEL = {
     "set_env": "save it, and PPO.load(path, env=...)",
     "get_parameters": "model.policy.state_dict() has the parameters",
@@ -91,6 +115,14 @@ def option_hint(name: str, known: list[str], others: dict[str, list[str]]) -> st
     if name in others["policy_kwargs"]:
         return f"it belongs to policy_kwargs: policy_kwargs={{{name!r}: ...}}"
     return "it is an option of hr.PPO only" if name in others["PPO"] else None
+
+
+def learn_hint(name: str) -> str | None:
+    """The same for a keyword of learn."""
+    part = name.removeprefix("wandb_")
+    if part in _WANDB and part != name:
+        return f"it is a part of wandb: wandb={{{part!r}: ...}}"
+    return f"did you mean {LEARN[name]}?" if name in LEARN else None
 
 
 def flag_hint(flag: str) -> str | None:

@@ -25,10 +25,12 @@ from headrace.api.arguments import (
     require_options,
 )
 from headrace.api.model import Model
+from headrace.api.other_names import OF_CALLS
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.instances import Instance
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import whole
+from headrace.keywords import in_words
 from headrace.learning.config import AlgorithmConfig, ImpalaConfig
 from headrace.policies.policy import Module
 from headrace.run_config import RunConfig
@@ -74,6 +76,7 @@ class OtherModel(Model):
         self._log_folder = log_folder
 
 
+@in_words(OF_CALLS)
 class IMPALA(OtherModel):
     """Actor-critic with V-trace (IMPALA's loss): one pass over each batch, corrected for the policy that acted."""
 

@@ -22,12 +22,14 @@ from headrace.api.arguments import (
     takes_preset,
 )
 from headrace.api.model import Model
+from headrace.api.other_names import OF_CALLS
 from headrace.api.sb3_words import MODEL, require_nothing
 from headrace.api.tuning import tuned_if
 from headrace.envs.instances import Instance
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
 from headrace.errors import whole
 from headrace.extras import require
+from headrace.keywords import in_words
 from headrace.learning.config import PpoConfig
 from headrace.learning.config import Schedule as Coefficient
 from headrace.policies.policy import Module
@@ -43,6 +45,7 @@ _PLACE = (
 )  # fmt: skip
 
 
+@in_words(OF_CALLS)
 class PPO(Model):
     """Proximal policy optimisation over environments that headrace builds, seeds and steps."""
 

@@ -27,12 +27,14 @@ from headrace.episodes.recorded import RecordedEpisode, episodes_of
 from headrace.errors import JournalError, UsageError
 from headrace.evaluation.replay import Look, Replayed, replay_episode
 from headrace.evaluation.video import Film, require_video_name
+from headrace.keywords import in_words
 from headrace.loading import admit_config
 from headrace.run_config import decode_env
 
 _EPISODE = re.compile(r"\s*(\d{1,18})\s*[:,]\s*(\d{1,18})\s*")
 
 
+@in_words()
 def replay(
     run: str | os.PathLike[str],
     episode: str | tuple[int, int],
@@ -59,6 +61,7 @@ def replay(
     return replaced(result, difference=f"{result.difference}. {why_it_differs(folder)}")
 
 
+@in_words()
 def recorded_episodes(run: str | os.PathLike[str]) -> list[RecordedEpisode]:
     """The finished episodes that a run directory still holds as a whole, in the order they ended."""
     _, frames = read_frames(Path(run))

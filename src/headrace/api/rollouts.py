@@ -36,6 +36,7 @@ from headrace.exports.episode import Episode, RolloutFile
 from headrace.exports.minari import PREFIX, MinariFile
 from headrace.exports.parquet import ParquetFile
 from headrace.exports.stitching import Stitched, Stitching
+from headrace.keywords import in_words
 from headrace.learning.batch import Batch
 from headrace.memory.spaces import Leaves, ObservationSpace, Space
 
@@ -52,6 +53,7 @@ class Exported:
     steps: int
 
 
+@in_words()
 def export_rollouts(
     run: str | os.PathLike[str],
     to: str | os.PathLike[str],
@@ -83,6 +85,7 @@ def export_rollouts(
     return Exported(len(recorded), steps)
 
 
+@in_words()
 class RolloutWriter:
     """Writes batches of a collector to a Parquet file (a name that ends in .parquet) or a Minari dataset (minari:ID).
 

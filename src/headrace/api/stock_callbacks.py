@@ -12,9 +12,12 @@ import numpy as np
 
 from headrace.api.callbacks import BaseCallback
 from headrace.api.evaluation import played
+from headrace.api.other_names import OF_CALLS
 from headrace.errors import UsageError, whole
+from headrace.keywords import in_words
 
 
+@in_words(OF_CALLS)
 class CheckpointCallback(BaseCallback):
     """Saves the model every `save_freq` steps of each environment, as <save_path>/<name_prefix>_<steps>_steps."""
 
@@ -44,6 +47,7 @@ class CheckpointCallback(BaseCallback):
         return True
 
 
+@in_words(OF_CALLS)
 class EventCallback(BaseCallback):
     """One that calls another when something happens."""
 
@@ -70,6 +74,7 @@ class EventCallback(BaseCallback):
             self.callback.update_locals(locals_)
 
 
+@in_words(OF_CALLS)
 class EveryNTimesteps(EventCallback):
     """Calls another callback every `n_steps` steps, counted over all environments."""
 
@@ -84,6 +89,7 @@ class EveryNTimesteps(EventCallback):
         return self._on_event()
 
 
+@in_words(OF_CALLS)
 class StopTrainingOnMaxEpisodes(BaseCallback):
     """Ends training after `max_episodes` episodes for each environment, counted over all of them."""
 
@@ -96,6 +102,7 @@ class StopTrainingOnMaxEpisodes(BaseCallback):
         return self.n_episodes < self.max_episodes * len(self.locals["dones"])
 
 
+@in_words(OF_CALLS)
 class StopTrainingOnRewardThreshold(BaseCallback):
     """For EvalCallback's `callback_on_new_best`: ends training when the best mean reward reaches the threshold."""
 
@@ -112,6 +119,7 @@ class StopTrainingOnRewardThreshold(BaseCallback):
         return goes_on
 
 
+@in_words(OF_CALLS)
 class StopTrainingOnNoModelImprovement(BaseCallback):
     """For EvalCallback's `callback_after_eval`: ends training after so many evaluations without a new best one."""
 
@@ -131,6 +139,7 @@ class StopTrainingOnNoModelImprovement(BaseCallback):
         return self.no_improvement_evals <= self.max_no_improvement_evals
 
 
+@in_words(OF_CALLS)
 class EvalCallback(EventCallback):
     """Evaluates every `eval_freq` steps of each environment; keeps the best model and evaluations.npz.
 

@@ -107,6 +107,8 @@ def parse(kind: type[Options], argv: list[str], command: str, default: Options |
     _refuse_other_names(kind, argv)
     given: dict[str, Any] = {} if default is None else {"default": default}
     options: Options = tyro.cli(kind, args=argv, prog=f"headrace {command}", registry=_NUMBERS, **given)
+    typed = {one[2:].partition("=")[0].replace("-", "_") for one in argv if one.startswith("--")}
+    require_switch("wandb", typed, getattr(options, "wandb", True))
     return options
 
 
@@ -158,6 +160,13 @@ def value_of(name: str, argv: list[str]) -> str | None:
         if argument.startswith(f"{name}="):
             return argument.partition("=")[2]
     return None
+
+
+def require_switch(switch: str, names: set[str], is_on: bool) -> None:
+    """Refuse options named after a switch without it, as --tune-seconds without --tune: they would have no effect."""
+    for name in sorted(names):
+        if name.startswith(f"{switch}_") and not is_on:
+            raise UsageError(f"--{name.replace('_', '-')}: expected --{switch} as well")
 
 
 def env_kwargs(text: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.options import CLEANRL_NAMES, flat, read_config
+from headrace.cli.options import CLEANRL_NAMES, flat, read_config, require_switch
 from headrace.cli.printing import passing
 from headrace.errors import UsageError
 from headrace.run_config import RunConfig
@@ -27,7 +27,8 @@ class TuneOptions:
     """Try n_envs, workers, topology and inference, and train with the fastest. The batch (n_envs * n_steps) and every
     option given here stay as they are; the run's config.json keeps the choice."""
     tune_seconds: float = 20.0
-    """How long that may take."""
+    """How long that may take, building environments included; what is being imported, built or tried when it is over
+    is finished first. EnvPool's import alone may take seconds."""
     tune_max_lag: int = 0
     """Try asynchronous training up to this max_lag, too; it changes what is learnt."""
 
@@ -50,9 +51,7 @@ def require_fitting(options: TuneOptions, names: set[str], is_replay: bool) -> N
     """Refuse what does not go together."""
     if options.tune and is_replay:
         raise UsageError("--tune: a replay runs inline, as its schedule has it; leave --tune or --schedule out")
-    for name in ("tune_seconds", "tune_max_lag"):
-        if name in names and not options.tune:
-            raise UsageError(f"--{name.replace('_', '-')}: expected --tune as well")
+    require_switch("tune", names, options.tune)
 
 
 def require_no_tuning(names: set[str]) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import gymnasium as gym
 
+from headrace.presets import preset_of
+
 # Beginning of an id: (the module that registers it, what to install)
 _PACKAGES = {
     "ALE/": ("ale_py", "'headrace[atari]'"),
@@ -118,3 +120,14 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def not_around_vectors(env: object, wrappers: tuple[object, ...]) -> str:
+    """Why wrappers can't be around vector environments, and what to do; a preset's were not typed by anybody."""
+    name = preset_of(wrappers)
+    if not name:
+        return "wrappers and action_repeat go inside a factory of vector environments"
+    own = "put its wrappers inside your factory"
+    if isinstance(env, str) and env.startswith("envpool:"):
+        own = 'give EnvPool its own options, as env_kwargs {"stack_num": 4, "frame_skip": 4, "reward_clip": true}'
+    return f"the preset {name} wraps single environments (ALE/...): leave it out, {own}, and its numbers as options"

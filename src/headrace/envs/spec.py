@@ -23,12 +23,13 @@ import gymnasium as gym
 import numpy as np
 
 from headrace.envs.adapters import envpool
-from headrace.envs.missing import hint, is_not_installed, module_of, reason, to_install, unknown
+from headrace.envs.missing import hint, is_not_installed, module_of, not_around_vectors, reason, to_install, unknown
 from headrace.envs.raising import require_own
 from headrace.envs.registered import adopt, entry_of, hush, register_family
 from headrace.envs.returns import number
 from headrace.envs.seeds import AT_MAKE, LONG, SHORT, Purpose, episode_seed
 from headrace.errors import EnvError, EnvRaised, HeadraceError, UsageError
+from headrace.keywords import in_words
 
 EnvSource = str | Callable[..., Any]
 MAKE_VEC = "gymnasium:make_vec"
@@ -37,6 +38,7 @@ Wrapper = EnvSource | tuple[EnvSource, Mapping[str, Any]]
 """A wrapper, or a wrapper and its keyword arguments. As text: module:attribute, or module:attribute {"key": value}."""
 
 
+@in_words()
 @dataclass(frozen=True)
 class EnvSpec:
     """An environment by name or callable, and how to dress it. Wrappers apply in order, the last one outermost."""
@@ -119,7 +121,7 @@ class EnvSpec:
         if MASKS in self.wrappers:
             raise UsageError(f"{self.name}: action_masks needs single environments; this makes vector environments")
         if self.action_repeat > 1 or self.wrappers:
-            raise UsageError(f"{self.name}: wrappers and action_repeat go inside a factory of vector environments")
+            raise UsageError(f"{self.name}: {not_around_vectors(self.env, self.wrappers)}")
         num_envs, is_seeded = len(seeds), self.is_seeded_when_made()
         ours = {"num_envs": num_envs} | ({"seeds": list(seeds)} if is_seeded else {})
         for name in ours.keys() & self.kwargs.keys():

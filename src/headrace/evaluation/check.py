@@ -31,6 +31,7 @@ from headrace.envs.time_limit import time_limit
 from headrace.errors import EnvError
 from headrace.evaluation.elsewhere import Elsewhere
 from headrace.evaluation.trace import MOST_ROWS, MOST_S, Job, Key, Trace, play, played, traces_of
+from headrace.keywords import in_words
 from headrace.memory.crash_note import CrashNote
 from headrace.memory.spaces import Dict, ObservationSpace, Space, in_short, leaves_of, left_out_of, name_of
 from headrace.runtime.child import Child
@@ -112,6 +113,13 @@ class _Game:
             return played(spec, job, self.seed, MOST_S, note)
 
 
+_OF_SB3 = {
+    "warn": "leave it out: what was found is in what check_env returns",
+    "skip_render_check": "leave it out: nothing is rendered",
+}
+
+
+@in_words(_OF_SB3)
 def check_env(
     env: EnvSource | EnvSpec | Instance,
     seed: int = 1,

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 Kind = Literal["gumbel", "normal", "logistic"]
 
 
+@in_words()
 @dataclass(frozen=True)
 class NoiseSpec:
     """What a policy needs to sample one action: `width` numbers of one kind."""

@@ -22,6 +22,7 @@ from headrace.agents.engines.protocol import Completion, EngineStatistics, Reque
 from headrace.agents.records import ENGINE, EpisodeError
 from headrace.clock import now_s
 from headrace.errors import UsageError, require_types
+from headrace.keywords import in_words
 
 _FIRST_S = 0.01  # that the first batch is held after the last who came
 _MOST_KNOWN = 8192  # episodes whose last answer is remembered
@@ -48,6 +49,7 @@ class BatchModel(Protocol):
         """Let go of everything."""
 
 
+@in_words()
 @dataclass(frozen=True)
 class Batching:
     """Bounds of a batch."""

@@ -4,18 +4,14 @@
                    ^────────── publish: new weights, everything is read again ─────────┘
 
 Requests join and leave between two passes; none waits for the longest answer of a batch. Prompts wait for others to be
-read with, as long as that costs less than to read them alone, and are read ahead while slots are taken. A speaking pass
-costs little more for many than for few: where many episodes were answered just now, and are known to come back soon, it
-waits for them.
+read with while that costs less than to read them alone, and are read ahead while slots are taken. A speaking pass costs
+little more for many than for few: it waits for episodes that were answered just now and will come back soon.
 
 A pass has one of a few shapes that give the same bits, and every request has its own random numbers, so an answer
 depends on its prompt and seed, not on its neighbours: `self_test` proves it on this machine. What a pass costs follows
-the requests and their lengths, not `slots` or `max_context`. Chunks of a conversation that were read before are not
-read again if they are still there: the same tokens in a pass of the same shape would give the same bits. Sampled tokens
-are read again, since they came in another shape; so what is remembered saves time and changes nothing.
-
-An answer that is under way when weights change goes on with the new ones, and each token says which version it came
-from. Any causal model with full attention will do (Qwen2, Llama, Mistral ...).
+the requests and their lengths, not `slots` or `max_context`. Chunks that are still there are not read again: the same
+tokens in a pass of the same shape give the same bits. Sampled tokens came in another shape, and are. An answer under
+way goes on with new weights; each token has its version. Any causal model with full attention will do (Qwen2, Llama).
 """
 
 from __future__ import annotations
@@ -35,11 +31,12 @@ from torch import Tensor
 from headrace.agents.codec import Codec
 from headrace.agents.engines.away import Away
 from headrace.agents.engines.cache import CHUNK, Places
-from headrace.agents.engines.passes import READERS, Generation, Passes, draw
+from headrace.agents.engines.passes import READERS, Generation, Passes, draw, require_model
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of
 from headrace.agents.records import ENGINE, EpisodeError
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError, whole
+from headrace.keywords import in_words
 from headrace.policies.threads import torch_threads
 
 _GATHER_S = 0.002  # that an idle engine waits after the last request for others to read with
@@ -47,6 +44,7 @@ _BEGIN_S = 0.005  # the same, where episodes begin: they come together
 _READ_COST = 0.5  # of a reading pass beside that of its rows, in speaking passes
 
 
+@in_words(title="in_process")
 class InProcessEngine:
     """An engine over a model of this process."""
 
@@ -339,8 +337,10 @@ class InProcessEngine:
             job.future.set_exception(failure)
 
 
+@in_words()
 def in_process(model: Any, codec: Codec, **options: Any) -> InProcessEngine:
     """An engine over a copy of a model in float32, tested on this machine before it is used."""
+    require_model(model, codec)
     engine = InProcessEngine(copy.deepcopy(model).float(), codec, **options)
     try:
         engine.self_test()

@@ -36,9 +36,11 @@ from headrace.agents.engines.weight_updates import (
     require_fresh,
     token_versions,
 )
+from headrace.agents.given import require
 from headrace.agents.records import ENGINE, TIMEOUT, EpisodeError
 from headrace.clock import now_s, wall_time
 from headrace.errors import HeadraceError, UsageError
+from headrace.keywords import in_words
 
 T = TypeVar("T")
 
@@ -54,17 +56,25 @@ class _Problem:
     is_counted: bool = True
 
 
+@in_words()
 class OpenAIEngine:
     """An engine behind HTTP. All requests run on one event loop in a thread of its own."""
 
     is_in_process = False
 
     def __init__(
-        self, codec: Codec | None = None, server: Server | None = None, updates: Updates | None = None
+        self,
+        codec: Codec | None = None,
+        server: Server | str | Sequence[str] | None = None,
+        updates: Updates | None = None,
     ) -> None:
+        """`server`: how to talk to servers, or just their address; several are asked in turn."""
         import openai
 
-        server = server or Server()
+        if codec is not None:
+            expected = "a codec, as TokenizerCodec.from_folder(folder); an address goes to server="
+            require("codec", codec, expected, "eos_id", "encode")
+        server = server if isinstance(server, Server) else Server(server or ())
         urls = tuple(filter(None, server.urls or (os.environ.get("OPENAI_BASE_URL", ""),)))
         if not urls:
             raise UsageError("engine.urls: expected the address of a server, or OPENAI_BASE_URL; none was given")

@@ -32,6 +32,19 @@ _NOTHING = [0] * CHUNK  # ids of what is not there
 _ATTENTION = "headrace"  # its name in transformers
 
 
+def require_model(model: Any, codec: Any) -> None:
+    """Refuse what is no model of transformers, or no codec."""
+    if not callable(getattr(model, "forward", None)) or not hasattr(model, "config"):
+        raise UsageError(
+            f"in_process: expected a causal model of transformers, got {model!r}; "
+            f"AutoModelForCausalLM.from_pretrained(folder) loads one"
+        )
+    if not callable(getattr(codec, "encode", None)) or not hasattr(codec, "eos_id"):
+        raise UsageError(
+            f"in_process: expected the model's codec, as TokenizerCodec.from_folder(folder), got {codec!r}"
+        )
+
+
 @dataclass
 class Generation:
     """A request and what has been sampled for it."""

@@ -21,10 +21,12 @@ from headrace.agents.engines.batching import Batched, Batching
 from headrace.agents.engines.protocol import Completion, Request
 from headrace.agents.records import EpisodeError
 from headrace.errors import UsageError, require_types
+from headrace.keywords import in_words
 
 Script = Callable[[str, np.random.Generator], str]  # the prompt's text and the request's randomness -> an answer
 
 
+@in_words()
 @dataclass(frozen=True)
 class Latency:
     """Seconds of a batch: base_s + per_sequence_s each, and up to jitter_s more at random."""
@@ -104,6 +106,7 @@ class ScriptedModel:
         return Completion(ids, log_probs.tolist(), [self.version] * len(ids), text, finish)
 
 
+@in_words()
 def scripted(
     script: Script = random_answers,
     latency: Latency | None = None,
@@ -113,4 +116,7 @@ def scripted(
     """An engine that follows a script."""
     if not callable(script):
         raise UsageError(f"script: expected a function of the prompt and a generator, got {script!r}")
+    for name, given, kind in (("latency", latency, Latency), ("batching", batching, Batching)):
+        if given is not None and not isinstance(given, kind):
+            raise UsageError(f"{name}: expected {kind.__name__}(...), got {given!r}")
     return Batched(ScriptedModel(script, latency, codec), batching)

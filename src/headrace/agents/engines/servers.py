@@ -15,7 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 
+from headrace.agents.given import listed
 from headrace.errors import HeadraceError, UsageError, require_types
+from headrace.keywords import in_words
 
 _OUT_AFTER = 3  # failures in a row
 _MOST_HOMES = 4096
@@ -26,12 +28,13 @@ class OutageError(HeadraceError):
     """No server was there for longer than the limit."""
 
 
+@in_words()
 @dataclass(frozen=True)
 class Server:
     """How to talk to servers."""
 
-    urls: tuple[str, ...] = ()
-    """Base URLs, as in http://127.0.0.1:8000/v1; OPENAI_BASE_URL if none is given."""
+    urls: str | Sequence[str] = ()
+    """Base URLs, as in http://127.0.0.1:8000/v1, or one; OPENAI_BASE_URL if none is given."""
     model: str = ""
     """The model's name; the first one that the server lists if empty."""
     api_key: str = field(default="", repr=False)
@@ -50,6 +53,8 @@ class Server:
     """For one server to take over new weights."""
 
     def __post_init__(self) -> None:
+        urls = listed("urls", self.urls, str, "the address of a server, as http://127.0.0.1:8000/v1, or several")
+        object.__setattr__(self, "urls", tuple(urls))
         require_types(self, {float: ("request_s", "pause_s", "outage_s", "update_s"), int: ("attempts",)})
         for name in ("request_s", "pause_s", "outage_s", "update_s"):
             if not 0 < getattr(self, name) < float("inf"):

@@ -15,12 +15,15 @@ import numpy as np
 import torch
 
 from headrace.agents.codec import TokenizerCodec
+from headrace.agents.given import listed
+from headrace.keywords import in_words
 from headrace.policies.threads import torch_threads
 
 SPECIALS = ("<|im_start|>", "<|im_end|>")
 
 
-def tiny_codec(texts: Sequence[str], vocabulary: int = 512) -> TokenizerCodec:
+@in_words()
+def tiny_codec(texts: str | Sequence[str], vocabulary: int = 512) -> TokenizerCodec:
     """A byte-level BPE tokenizer trained on some texts, with the ChatML template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -33,10 +36,11 @@ def tiny_codec(texts: Sequence[str], vocabulary: int = 512) -> TokenizerCodec:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(listed("texts", texts, str, "texts"), trainer)
     return TokenizerCodec(tokenizer.to_str())
 
 
+@in_words()
 def tiny_model(vocabulary: int, seed: int = 0, width: int = 64, layers: int = 2) -> Any:
     """A Qwen2 with random weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -58,10 +62,11 @@ def tiny_model(vocabulary: int, seed: int = 0, width: int = 64, layers: int = 2)
         return Qwen2ForCausalLM(config).eval()
 
 
+@in_words()
 def taught(
     model: Any,
     codec: TokenizerCodec,
-    conversations: Sequence[str],
+    conversations: str | Sequence[str],
     steps: int = 300,
     seed: int = 0,
     length: int = 256,
@@ -69,7 +74,7 @@ def taught(
 ) -> Any:
     """The model after a few hundred steps of next-token prediction on rendered conversations; changed in place."""
     rng = np.random.default_rng(seed)
-    encoded = [codec.encode(text) for text in conversations]
+    encoded = [codec.encode(text) for text in listed("conversations", conversations, str, "rendered texts")]
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with torch_threads(1):

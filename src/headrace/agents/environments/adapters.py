@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from headrace.agents.environments.text_env import UNREADABLE, Step, TextEnv, TextForm, plain
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 _TASK = "Do the task that is described below."
 _JSON_TYPES = {
@@ -30,11 +31,14 @@ _JSON_TYPES = {
 }
 
 
+@in_words()
 def adapted(factory: Callable[..., Any], **options: Any) -> TextEnv:
     """An instance of whatever the factory makes, as a text environment."""
     extras = {
         name: options.pop(name) for name in ("view", "action_names", "action_form", "instructions") if name in options
     }
+    if not callable(factory):
+        raise UsageError(f"adapted: expected a class or a function that makes environments, got {factory!r}")
     env = factory(**options)
     if all(hasattr(env, name) for name in ("instructions", "actions", "reset", "step", "close")):
         own: TextEnv = env

@@ -11,8 +11,10 @@ import numpy as np
 
 from headrace.agents.environments.text_env import Step
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 
+@in_words()
 class Bandit:
     """`pulls` decisions between arms; success is having pulled the better arm last."""
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace.agents.environments.text_env import Step
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -27,6 +28,7 @@ _SIGNS = {"+": ast.Add, "-": ast.Sub, "*": ast.Mult}
 _LONGEST = 200  # characters of an answer that is looked at
 
 
+@in_words()
 class Countdown:
     """One answer: 1 for the target with every number used once, `partial` for sound arithmetic with these numbers."""
 

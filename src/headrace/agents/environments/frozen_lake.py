@@ -7,10 +7,12 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
 from headrace.agents.environments.text_env import Step
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 _SIGNS = {b"S": "_", b"F": "_", b"H": "O", b"G": "G"}
 
 
+@in_words()
 class FrozenLake:
     """Walk from the upper left corner to G without falling into a hole."""
 

@@ -13,8 +13,10 @@ import numpy as np
 
 from headrace.agents.environments.text_env import Step
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 
+@in_words()
 class Lookup:
     """Find the depot. Rewards: 1 for the right one, -0.1 for every other question."""
 

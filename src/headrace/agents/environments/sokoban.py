@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace.agents.environments.text_env import Step
 from headrace.errors import HeadraceError, UsageError
+from headrace.keywords import in_words
 
 Place = tuple[int, int]
 MOVES: dict[str, Place] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
@@ -63,6 +64,7 @@ class Level:
         return "O" if is_target else "_"
 
 
+@in_words()
 class Sokoban:
     """Rewards: -0.1 a move, 1 for a box onto a target, -1 for one off it, 10 for the last one."""
 

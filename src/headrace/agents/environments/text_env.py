@@ -15,6 +15,8 @@ from random import Random
 from typing import Any, Protocol, cast
 
 from headrace.agents.records import ENV, EpisodeError
+from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Step:
 UNREADABLE = (ValueError, TypeError, LookupError)  # what reading a text that is no action may raise
 
 
+@in_words()
 @dataclass(frozen=True)
 class TextForm:
     """A form of actions. `read` turns a text into an action; its ValueError says what is wrong with the text."""
@@ -76,6 +79,7 @@ class TextEnv(Protocol):
         """Let go of what it holds."""
 
 
+@in_words()
 @dataclass(frozen=True)
 class TextEnvSpec:
     """How to build one, wherever it is needed: a factory and its options. Worker processes get it pickled."""
@@ -84,6 +88,10 @@ class TextEnvSpec:
     factory: Callable[..., TextEnv]
     options: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)  # rules of this tag alone, such as max_turn
+
+    def __post_init__(self) -> None:
+        if not callable(self.factory):
+            raise UsageError(f"{self.tag}: expected what makes environments, got {self.factory!r}")
 
     def build(self) -> TextEnv:
         """A fresh instance."""

@@ -11,18 +11,26 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headrace.agents import given
 from headrace.agents.codec import Codec, describe, described
 from headrace.agents.records import Episode, Failure, Group, Turn, token_row
 from headrace.errors import UsageError
+from headrace.keywords import in_words
 
 _CODEC = b"headrace.codec"
 
 
-def write_parquet(groups: Iterable[Group], path: Path, codec: Codec | None = None) -> Path:
+@in_words()
+def write_parquet(groups: Group | Iterable[Group], path: str | os.PathLike[str], codec: Codec | None = None) -> Path:
     """All of them, at once or not at all; with the codec, if it is given, for readers of the tokens."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    path, groups = given.path("path", path), given.listed("groups", groups, Group, given.GROUPS)
+    if codec is not None:
+        given.require("codec", codec, "the engine's codec", "eos_id", "encode")
+    if not path.parent.is_dir():
+        raise UsageError(f"path: expected a file in an existing directory, got {str(path)!r}")
     rows = [_row(group, episode) for group in sorted(groups, key=lambda one: one.number) for episode in group.episodes]
     table = pa.Table.from_pylist(rows, schema=_schema(pa))
     if codec is not None:
@@ -33,11 +41,13 @@ def write_parquet(groups: Iterable[Group], path: Path, codec: Codec | None = Non
     return path
 
 
-def read_parquet(path: Path) -> list[Group]:
+@in_words()
+def read_parquet(path: str | os.PathLike[str]) -> list[Group]:
     """The groups of a file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    path = given.path("path", path)
     try:
         rows = pq.read_table(path).to_pylist()
         groups: dict[int, list[Episode]] = {}

@@ -25,7 +25,8 @@ from headrace.agents.exports.verl import Sample, left_out_episodes, samples
 from headrace.agents.plan import Rules
 from headrace.agents.records import LATE, Group
 from headrace.agents.rollouts import AgentRollouts
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import HeadraceError, UsageError, whole
+from headrace.keywords import in_words
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +35,18 @@ _NOT_DONE = {"min_p": 0.0, "repetition_penalty": 1.0}  # the values that change 
 _PROMPT = re.compile(r"headrace group (\d+)")
 
 
+@in_words()
 def trl_dataset(groups: int) -> list[dict[str, Any]]:
     """Rows for datasets.Dataset.from_list."""
-    return [{"prompt": [{"role": "user", "content": f"headrace group {number}"}]} for number in range(groups)]
+    count = whole("groups", groups, 1)
+    return [{"prompt": [{"role": "user", "content": f"headrace group {number}"}]} for number in range(count)]
 
 
+@in_words()
 def trl_rollout_func(rollouts: AgentRollouts, spare: int = 8) -> Callable[[list[Any], Any], dict[str, Any]]:
     """A rollout_func over some rollouts, whose group_size must be the trainer's num_generations."""
+    if not isinstance(rollouts, AgentRollouts):
+        raise UsageError(f"rollouts: expected AgentRollouts, got {rollouts!r}")
     said = set[str]()
 
     def say(problem: str) -> None:
@@ -107,6 +113,7 @@ def sampling_differences(rollouts: AgentRollouts, trainer: Any) -> list[str]:
     return found
 
 
+@in_words()
 def episode_reward(prompts: Any, completions: Any, episode_reward: list[float], **_: Any) -> list[float]:
     """The reward function that goes with it: what the environments gave."""
     return list(episode_reward)

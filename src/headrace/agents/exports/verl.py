@@ -19,8 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.agents.given import GROUPS, listed
 from headrace.agents.metrics import summary
 from headrace.agents.records import COMPLETED, FAILED, LATE, Episode, Group, TokenRow
+from headrace.errors import whole
+from headrace.keywords import in_words
 
 Array = npt.NDArray[Any]
 
@@ -65,9 +68,10 @@ def left_out_episodes(groups: Iterable[Group]) -> dict[str, int]:
     return {reason: reasons[reason] for reason in (FAILED, LATE, "text_only", "silent") if reasons[reason]}
 
 
-def ragen_batch(groups: Iterable[Group], pad_id: int) -> dict[str, Any]:
+@in_words()
+def ragen_batch(groups: Group | Iterable[Group], pad_id: int) -> dict[str, Any]:
     """One batch of all samples."""
-    groups = list(groups)
+    groups, pad_id = listed("groups", groups, Group, GROUPS), whole("pad_id", pad_id, 0, "the id of the padding token")
     rows = samples(groups)
     prompt = max((len(one.prompt_ids) for one in rows), default=0)
     response = max((len(one.response_ids) for one in rows), default=0)
@@ -102,9 +106,10 @@ def ragen_batch(groups: Iterable[Group], pad_id: int) -> dict[str, Any]:
     }
 
 
-def agent_loop_outputs(groups: Iterable[Group]) -> list[dict[str, Any]]:
+@in_words()
+def agent_loop_outputs(groups: Group | Iterable[Group]) -> list[dict[str, Any]]:
     """verl's AgentLoopOutput fields; a list has no place for what was left out, so the log has it."""
-    groups = list(groups)
+    groups = listed("groups", groups, Group, GROUPS)
     if left_out := left_out_episodes(groups):
         told = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         logger.warning("agent_loop_outputs: episodes that can't be trained on are left out: %s", told)
