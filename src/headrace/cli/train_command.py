@@ -240,11 +240,14 @@ def _resume_locked(argv: list[str], named: Path, lock: RunLock | None) -> int:
     saved, home = decode(snapshot.state["config"]), home_of(found)
     options = _parse(argv, _options(saved, saved_session(home)))
     admit(snapshot, trust=options.trust, named=_spec(_typed(argv, options)))
-    require_same(saved, _run_config(options), options.algorithm)
+    asked = _run_config(options)
+    require_same(saved, asked, options.algorithm)
     _require_consent(argv, options, _spec(_typed(argv, options)))  # of --config; the environment is the run's
     find_own_modules(saved.env.encode())
-    place, total = options.topology, options.session.total_timesteps
-    with Model.from_snapshot(snapshot, place=place, trust=True, total_timesteps=total) as model:  # it has consent
+    total, learns_on = options.session.total_timesteps, asked.algorithm.learner_device
+    with Model.from_snapshot(
+        snapshot, place=asked.topology, trust=True, total_timesteps=total, learner_device=learns_on
+    ) as model:  # it has consent
         if options.dry_run:
             print(f"{'resumes':<12} {found.name} at {model.num_timesteps:,} of {total:,} steps")
             print(model.plan())

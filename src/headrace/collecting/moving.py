@@ -35,4 +35,4 @@ def left_open(place: TopologyConfig, given: Mapping[str, Any]) -> dict[str, Any]
 
 def moved(place: TopologyConfig, given: Mapping[str, Any]) -> TopologyConfig:
     """The place with the options that are given."""
-    return replace(place, **(left_open(place, given) | given))
+    return replace(place, **{**left_open(place, given), **given})

@@ -49,7 +49,10 @@ def open_device(name: str, is_shared: bool, remembers: bool = False) -> Emulated
         raise UsageError(f"inference_device={name}: recurrent policies act on the CPU; leave inference_device out")
     if not torch.cuda.is_available() or torch.device(name).index not in (None, *range(torch.cuda.device_count())):
         found = torch.cuda.device_count() if torch.cuda.is_available() else "no"
-        raise UsageError(f"inference_device={name}: torch finds {found} CUDA device here; use another, or cpu")
+        raise UsageError(
+            f"inference_device={name}: torch finds {found} CUDA device here; use inference_device=cpu "
+            f"(--inference-device cpu), also to load or resume a run that had a GPU"
+        )
     return TorchDevice(name)
 
 

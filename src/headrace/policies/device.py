@@ -2,7 +2,7 @@
 
     learner_device="cuda" --device_named--> torch.device
 
-The learner's tensors follow the flat vector's device. Actors act on the CPU, from the published copy.
+The learner's tensors follow the flat vector's device. Actors act elsewhere, with the published copy.
 """
 
 from __future__ import annotations
