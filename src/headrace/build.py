@@ -234,7 +234,7 @@ def build_parts(
         tile = fitting_tile(
             copy.deepcopy(module), found.observation, found.action, place.n_envs, config.policy.tile
         )  # fmt: skip
-    device = open_device(place.inference_device, topology.topology == "processes", state_size_of(module) > 0)
+    device = open_device(place.inference_device, topology.topology == "processes")
     plan = HostPlan(
         config.env,
         config.seed,

@@ -109,6 +109,10 @@ WORKLOADS = {
             options={"action_masks": True, "norm_obs": True, "norm_reward": True, "ent_coef": 0.01},
         ),
         Workload(
+            "masked_lstm", "support.bit_envs:Hand", 10, 12, 64, policy="MlpLstmPolicy",
+            options={"action_masks": True, "norm_obs": True, "policy_kwargs": {"lstm_hidden_size": 8}},
+        ),
+        Workload(
             "normalized", "support.bit_envs:Probe", 13, 12, 64, env_kwargs={"action": "box_2d"}, policy=_own_policy,
             options={"norm_obs": True, "norm_reward": True},
         ),

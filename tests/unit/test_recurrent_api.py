@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import headrace as hr
 from headrace.errors import CheckpointError, SchemaError, UsageError
+from headrace.inference.devices import TorchDevice
 from support.dict_envs import Signpost
 from support.doctored import rehash
 from support.memory_envs import Recall
@@ -20,6 +21,7 @@ from support.ppo_rows import spaces_named
 from support.recurrent_policies import Counting, counting
 
 SMALL: dict[str, Any] = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "seed": 1, "topology": "inline"}
+CENTRAL: dict[str, Any] = {"topology": "processes", "workers": 2, "inference": "central", "spares": 0}
 NARROW = {"lstm_hidden_size": 8, "net_arch": [8]}
 
 
@@ -193,7 +195,19 @@ def test_a_collector_gives_completed_rollouts_with_the_state_before_them() -> No
     assert np.isfinite(first.log_prob).all()
 
 
-def test_inference_on_a_device_is_refused() -> None:
-    """Its state would have to travel there and back."""
-    with pytest.raises(UsageError, match="inference_device=cuda: recurrent policies act on the CPU"):
+@pytest.mark.parametrize("place", [{"topology": "inline"}, CENTRAL], ids=["local", "central"])
+def test_inference_on_a_device(place: dict[str, Any], model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the way to a CUDA device, with the CPU in its place; and on an emulated one, whose bits are the CPU's."""
+    options: dict[str, Any] = {**SMALL, **place, "policy_kwargs": NARROW}
+    with hr.PPO("MlpLstmPolicy", Recall, **options, inference_device="emulated:1us+0us") as other:
+        other.learn(128)
+        assert other.run.hashes() == model.run.hashes()
+    monkeypatch.setattr("headrace.build.open_device", lambda *_: TorchDevice("cpu"))
+    with hr.PPO("MlpLstmPolicy", Recall, **options, inference_device="cuda") as other:
+        assert other.run.update(128).record["headrace/first_ratio_error"] < 1e-5
+        assert other.run.update(128).record["headrace/first_ratio_error"] < 1e-5
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match=r"inference_device=cuda: torch finds no CUDA.*use .*device=cpu"):
         hr.Collector("CartPole-v1", "MlpLstmPolicy", n_envs=2, n_steps=4, topology="inline", inference_device="cuda")

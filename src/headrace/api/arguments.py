@@ -19,7 +19,8 @@ import gymnasium as gym
 from headrace import presets
 from headrace.api.other_names import learn_hint, option_hint
 from headrace.api.sb3_words import MODEL, POLICY, require_adam, require_nothing
-from headrace.collecting.topology import TopologyConfig
+from headrace.collecting.moving import moved
+from headrace.collecting.topology import PLACES, TopologyConfig
 from headrace.envs.instances import Instance, like
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
 from headrace.errors import UsageError, whole
@@ -186,13 +187,26 @@ def place(**options: Any) -> TopologyConfig:
     return TopologyConfig(**options)
 
 
-def elsewhere(saved: dict[str, Any], topology: str | None, workers: int | str | None) -> TopologyConfig | None:
-    """A saved run's place with other actors' places; None if it stays as it was."""
-    if topology is None and workers is None:
-        return None
-    place = TopologyConfig(**saved)
-    asked = str(workers) if workers is not None else "auto"
-    return replace(place, topology=topology or place.topology, workers=asked, shards=0)
+def elsewhere(saved: dict[str, Any], options: dict[str, Any], weights_only: bool) -> TopologyConfig | None:
+    """A saved run's place with other options, which are taken out of those of a load; None if it stays as it was."""
+    _settle_devices(saved, options, weights_only)
+    names = [name for name in (*PLACES, "inference_device") if name in options]
+    given = {name: value for name in names if (value := options.pop(name)) is not None}
+    if "workers" in given:
+        given["workers"] = str(given["workers"])
+    return moved(TopologyConfig(**saved), given) if given else None
+
+
+def _settle_devices(saved: dict[str, Any], options: dict[str, Any], weights_only: bool) -> None:
+    """SB3's `device` is the learner's; "cpu" is that of inference as well. Weights alone need the CPU, and get it."""
+    device = options.pop("device", None)
+    if device is not None:
+        options["learner_device"] = device_of(device, options.get("learner_device"))
+    if weights_only:
+        options.setdefault("learner_device", "cpu")
+    is_cpu = weights_only or (device is not None and options["learner_device"] == "cpu")
+    if is_cpu and not saved["inference_device"].startswith("emulated"):  # which is the CPU, too
+        options.setdefault("inference_device", "cpu")
 
 
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -250,19 +264,16 @@ def require_options(what: str, given: Iterable[str], known: Sequence[str]) -> No
     require_known(what, given, known)
 
 
-def retaken(given: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """Options of the saved run's algorithm that load takes again; SB3's device is learner_device."""
-    known = [*(field.name for field in fields(ALGORITHMS.get(algorithm, PpoConfig))), "device"]
+def require_retaken(given: Mapping[str, Any], algorithm: str) -> None:
+    """UsageError with what was meant, if an option is none that load takes again: of place, devices, algorithm."""
+    learned = [field.name for field in fields(ALGORITHMS.get(algorithm, PpoConfig))]
+    known = [*learned, *PLACES, "inference_device", "device"]
     for name in given:
         hint = option_hint(name, known, {"learn": _of_learn(), "policy_kwargs": [], "PPO": []})
         close = difflib.get_close_matches(name, known, n=1)
         hint = hint or (f"did you mean {close[0]}?" if close else None)
         if name not in known and hint is not None:
             raise UsageError(f"load: unknown option {name}: {hint}")
-    options = dict(given)
-    if "device" in options:
-        options["learner_device"] = device_of(options.pop("device"), options.get("learner_device"))
-    return options
 
 
 def _of_learn() -> list[str]:

@@ -21,7 +21,15 @@ from typing import Any, ClassVar, NoReturn, Self
 import gymnasium as gym
 import numpy.typing as npt
 
-from headrace.api.arguments import elsewhere, extractors_given, folder, learn_config, next_folder, retaken, with_env
+from headrace.api.arguments import (
+    elsewhere,
+    extractors_given,
+    folder,
+    learn_config,
+    next_folder,
+    require_retaken,
+    with_env,
+)
 from headrace.api.callbacks import Calls, Logger
 from headrace.api.evaluation import evaluate_parts
 from headrace.api.other_names import LEARN, OF_CALLS, attribute_hint
@@ -214,35 +222,39 @@ class Model:
     def load(cls, path: str | os.PathLike[str], env: EnvSource | EnvSpec | Instance | None = None,
              policy: Module | None = None, weights_only: bool = False, topology: str | None = None,
              workers: int | str | None = None, trust: bool = False, policy_kwargs: Mapping[str, Any] | None = None,
-             **schedules: Any) -> Self:  # fmt: skip
+             **options: Any) -> Self:  # fmt: skip
         """A model from `save`, a checkpoint or a run directory, ready to go on learning bit for bit.
 
-        With `weights_only` it predicts and evaluates: live episodes are not replayed, learning starts anew. `topology`
-        and `workers` place actors elsewhere, which changes no bit of a synchronous run. Pass functions again, which
-        can't be saved: environment, module, schedule. A checkpoint that you did not make may name a registered id. For
-        module:attribute, kwargs, wrappers pass `env`, for feature extractors `policy_kwargs`; or say `trust`.
+        With `weights_only` it predicts and evaluates: live episodes are not replayed, learning starts anew, on the CPU.
+        `topology` and `workers` place actors elsewhere, which changes no bit of a synchronous run; so do the options
+        inference, inference_servers, double_buffering ... learner_device, inference_device or device="cpu" (both)
+        change a device, and a GPU rounds in its own way. Pass functions again, which can't be saved: environment,
+        module, schedule. A checkpoint that you did not make may name a registered id. For module:attribute, kwargs,
+        wrappers pass `env`, for feature extractors `policy_kwargs`; or say `trust`.
         """
         _, snapshot, damaged = find_latest(Path(path))
         for line in damaged:
             warnings.warn(line, stacklevel=2)
         require_sound(snapshot)
-        schedules = retaken(schedules, snapshot.state["config"]["algorithm"]["name"])
-        place, own = elsewhere(snapshot.state["config"]["topology"], topology, workers), extractors_given(policy_kwargs)
+        require_retaken(options, snapshot.state["config"]["algorithm"]["name"])
+        options |= {"topology": topology, "workers": workers, "extractors": extractors_given(policy_kwargs)}
         spec = like(env) if isinstance(env, gym.Env | gym.vector.VectorEnv) else env
-        model = cls.from_snapshot(snapshot, spec, policy, weights_only, place, trust, extractors=own, **schedules)
+        model = cls.from_snapshot(snapshot, spec, policy, weights_only, trust=trust, **options)
         model._instance = single(env)
         return model
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot, env: EnvSource | EnvSpec | None = None, policy: Module | None = None,
-                      weights_only: bool = False, topology: TopologyConfig | None = None, trust: bool = False,
+                      weights_only: bool = False, place: TopologyConfig | None = None, trust: bool = False,
                       total_timesteps: int | None = None, extractors: Extractors | None = None,
-                      **schedules: Any) -> Self:  # fmt: skip
-        """The same, from a snapshot that is already in memory; `topology` may place the actors elsewhere."""
+                      **options: Any) -> Self:  # fmt: skip
+        """The same, from a snapshot that is already in memory; a `place` is the whole of where it runs."""
         admit(snapshot, env, trust, has_policy=extractors is not None or policy is not None)
-        spec = env if isinstance(env, EnvSpec) or env is None else with_env(snapshot.state["config"]["env"], env)
-        config = decode(snapshot.state["config"], spec, extractors, **schedules)
-        config = config if topology is None else replace(config, topology=topology)
+        saved = snapshot.state["config"]
+        place = place or elsewhere(saved["topology"], options, weights_only)
+        spec = env if isinstance(env, EnvSpec) or env is None else with_env(saved["env"], env)
+        config = decode(saved, spec, extractors, **options)
+        config = config if place is None else replace(config, topology=place)
         if cls.algorithm not in (None, config.algorithm.name):
             raise UsageError(
                 f"expected a checkpoint of {cls.algorithm}, got one of {config.algorithm.name}; "

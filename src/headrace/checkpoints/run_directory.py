@@ -28,7 +28,7 @@ import numpy as np
 
 from headrace.checkpoints.arrays import read_columns
 from headrace.checkpoints.proof import CONFIGURATION, doubt_about, prove
-from headrace.collecting.topology import PLACES
+from headrace.collecting.topology import DEVICES, PLACES
 from headrace.episodes.journal_file import cut_journal
 from headrace.errors import JournalError, UsageError
 from headrace.evaluation.evaluate import Evaluated
@@ -54,10 +54,11 @@ def default_run_dir(env: str, algorithm: str, seed: int) -> Path:
 
 
 def _without_places(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration as JSON has it, without where actors run: a run may go on elsewhere."""
+    """A configuration as JSON has it, without where it runs: a run may go on elsewhere."""
     plain: dict[str, Any] = json.loads(json.dumps(config))
-    for name in PLACES:
-        plain.get("topology", {}).pop(name, None)
+    for name in (*PLACES, *DEVICES):
+        for part in ("topology", "algorithm"):
+            plain.get(part, {}).pop(name, None)
     return plain
 
 

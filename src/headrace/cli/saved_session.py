@@ -1,15 +1,21 @@
-"""Of a run that is to go on: its directory, and how long it was to train.
+"""Of a run that is to go on: its directory, how long it was to train, and which of its options may change.
 
 checkpoint --home_of--> run directory --saved_session--> what its config.json says of the session
+its place --with_places_open--> without what a new place makes meaningless · its options --require_same--> or refused
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from headrace.cli.options import flat, value_of
+from headrace.cli.tuning import given
+from headrace.collecting.moving import left_open
+from headrace.collecting.topology import DEVICES, PLACES, TopologyConfig
 from headrace.errors import CheckpointError, UsageError
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
-from headrace.run_config import SessionConfig
+from headrace.run_config import RunConfig, SessionConfig, encode
 
 
 def home_of(checkpoint: Path) -> Path | None:
@@ -33,3 +39,24 @@ def saved_session(home: Path | None) -> SessionConfig:
             f"{home / 'config.json'} can't be read: {type(error).__name__}: {error}; mend it, or remove it and say "
             f"--total-timesteps again"
         ) from error
+
+
+def with_places_open(saved: TopologyConfig, argv: list[str], file: str | None) -> TopologyConfig:
+    """A run's place as defaults of what is typed: `--topology inline` alone has no workers and no inference servers."""
+    asked = {name: value_of(f"--{name}", argv) for name in ("topology", "workers", "inference")}
+    found = left_open(saved, {name: value for name, value in asked.items() if value is not None})
+    if value_of("--device", argv) == "cpu" and not saved.inference_device.startswith("emulated"):
+        found["inference_device"] = "cpu"
+    in_file = given([], None if file is None else Path(file))
+    return replace(saved, **{name: value for name, value in found.items() if name not in in_file})
+
+
+def require_same(saved: RunConfig, asked: RunConfig, algorithm: str) -> None:
+    """Refuse options that decide a run's bits: it goes on as it was."""
+    was, now = flat(encode(saved)), flat(encode(asked)) | {"algorithm": algorithm}
+    for name, value in was.items():
+        if now[name] != value and name not in (*PLACES, *DEVICES):
+            raise UsageError(
+                f"--resume goes on with the run as it was: {name} is {value!r}, got {now[name]!r}; "
+                f"for another one start a new run (--config RUN/config.json takes over its options)"
+            )

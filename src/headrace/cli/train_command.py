@@ -18,15 +18,15 @@ from headrace.cli.options import env_kwargs, flat, parse, read_config, translate
 from headrace.cli.own_modules import find_own_modules
 from headrace.cli.own_words import require_own_words
 from headrace.cli.printing import drop_stdout, explain, warn
-from headrace.cli.saved_session import home_of, saved_session
+from headrace.cli.saved_session import home_of, require_same, saved_session, with_places_open
 from headrace.cli.tuning import TuneOptions, given, intended, note, require_fitting, require_no_tuning, tuned
-from headrace.collecting.topology import PLACES, TopologyConfig
+from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSpec
 from headrace.errors import HeadraceError, UsageError
 from headrace.learning.config import ALGORITHMS, PpoConfig
 from headrace.policies.config import PolicyConfig
 from headrace.presets import preset
-from headrace.run_config import RunConfig, SessionConfig, decode, encode
+from headrace.run_config import RunConfig, SessionConfig, decode
 from headrace.run_lock import RunLock
 
 if TYPE_CHECKING:
@@ -156,11 +156,14 @@ def _parse(argv: list[str], defaults: TrainOptions | None = None) -> TrainOption
     path, name = value_of("--config", argv), value_of("--algorithm", argv)
     if name is None and path is not None:
         name = flat(read_config(Path(path))[0]).get("algorithm")
+    is_of_run = defaults is not None or (path is not None and path.endswith(".json"))
     if defaults is None:
         defaults = _options_for(TrainOptions.algorithm if name is None else str(name))()
         defaults = _with_preset(defaults, value_of("--preset", argv))
     if path is not None:
         defaults = with_file(defaults, Path(path))
+    if is_of_run:
+        defaults = replace(defaults, topology=with_places_open(defaults.topology, argv, path))
     return parse(type(defaults), argv, "train", defaults)
 
 
@@ -237,11 +240,14 @@ def _resume_locked(argv: list[str], named: Path, lock: RunLock | None) -> int:
     saved, home = decode(snapshot.state["config"]), home_of(found)
     options = _parse(argv, _options(saved, saved_session(home)))
     admit(snapshot, trust=options.trust, named=_spec(_typed(argv, options)))
-    _require_same(saved, _run_config(options), options.algorithm)
+    asked = _run_config(options)
+    require_same(saved, asked, options.algorithm)
     _require_consent(argv, options, _spec(_typed(argv, options)))  # of --config; the environment is the run's
     find_own_modules(saved.env.encode())
-    place, total = options.topology, options.session.total_timesteps
-    with Model.from_snapshot(snapshot, topology=place, trust=True, total_timesteps=total) as model:  # it has consent
+    total, learns_on = options.session.total_timesteps, asked.algorithm.learner_device
+    with Model.from_snapshot(
+        snapshot, place=asked.topology, trust=True, total_timesteps=total, learner_device=learns_on
+    ) as model:  # it has consent
         if options.dry_run:
             print(f"{'resumes':<12} {found.name} at {model.num_timesteps:,} of {total:,} steps")
             print(model.plan())
@@ -314,16 +320,6 @@ def _options(config: RunConfig, session: SessionConfig) -> TrainOptions:
         topology=config.topology,
         session=session,
     )
-
-
-def _require_same(saved: RunConfig, asked: RunConfig, algorithm: str) -> None:
-    was, now = flat(encode(saved)), flat(encode(asked)) | {"algorithm": algorithm}
-    for name, value in was.items():
-        if now[name] != value and name not in PLACES:
-            raise UsageError(
-                f"--resume goes on with the run as it was: {name} is {value!r}, got {now[name]!r}; "
-                f"for another one start a new run (--config RUN/config.json takes over its options)"
-            )
 
 
 def _run_config(options: TrainOptions) -> RunConfig:

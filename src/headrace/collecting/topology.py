@@ -35,6 +35,8 @@ PLACES = (
     "stats_window_size",
 )  # fmt: skip
 """Options that a run may change on its way: they decide no bit of a synchronous one."""
+DEVICES = ("inference_device", "learner_device")
+"""Those that it may change as well, although a GPU rounds in its own way."""
 _LONGEST_S = 1e8  # three years: more is a mistake, and timers do not take it
 _LONGEST_WAIT_MS = 1000.0
 

@@ -27,9 +27,11 @@ from headrace.inference.device_names import CPU, Device, Infers, Latency, latenc
 from headrace.inference.local import LocalInference
 from headrace.inference.recurrent import inference_of
 from headrace.memory.atomics import compare_exchange, load_acquire
+from headrace.memory.schema import STATE
 from headrace.memory.segment import HeapSegment, Segment, SharedSegment
 from headrace.memory.spaces import Leaves, ObservationSpace, Space, as_seen, leaves_of, shape_of
 from headrace.policies.networks import as_policy
+from headrace.policies.policy import state_size_of
 from headrace.policies.tiles import spans
 from headrace.weights.flat import FlatParameters
 from headrace.weights.store import Replica
@@ -38,18 +40,19 @@ Array = npt.NDArray[Any]
 _QUEUE_BYTES = 64
 
 
-def open_device(name: str, is_shared: bool, remembers: bool = False) -> Emulated | TorchDevice | None:
-    """What acts on a device of this name; None: the CPU. `is_shared`: with other processes. `remembers`: the policy."""
+def open_device(name: str, is_shared: bool) -> Emulated | TorchDevice | None:
+    """What acts on a device of this name; None: the CPU. `is_shared`: with other processes."""
     latency = latency_of(name)
     if latency is not None:
         return Emulated(latency, SharedSegment.create(_QUEUE_BYTES) if is_shared else HeapSegment(_QUEUE_BYTES))
     if name == CPU:
         return None
-    if remembers:
-        raise UsageError(f"inference_device={name}: recurrent policies act on the CPU; leave inference_device out")
     if not torch.cuda.is_available() or torch.device(name).index not in (None, *range(torch.cuda.device_count())):
         found = torch.cuda.device_count() if torch.cuda.is_available() else "no"
-        raise UsageError(f"inference_device={name}: torch finds {found} CUDA device here; use another, or cpu")
+        raise UsageError(
+            f"inference_device={name}: torch finds {found} CUDA device here; use inference_device=cpu "
+            f"(--inference-device cpu), also to load or resume a run that had a GPU"
+        )
     return TorchDevice(name)
 
 
@@ -127,7 +130,10 @@ class TorchDevice:
 
 
 class OnDevice:
-    """`there`: a copy of a replica's policy on a device; new versions follow it there."""
+    """`there`: a copy of a replica's policy on a device; new versions follow it there.
+
+    What a recurrent policy remembers of a row travels with the observation, and back with the action.
+    """
 
     def __init__(
         self, there: nn.Module, replica: Replica, observation: ObservationSpace, action: Space, tile: int
@@ -135,14 +141,14 @@ class OnDevice:
         self._replica, self._tile = replica, tile
         self._flat = FlatParameters(there)
         self._device = self._flat.vector.device
-        self._policy = as_policy(self._flat.module)
-        self._leaves, self._action = leaves_of(observation), action
+        self._policy: Any = as_policy(self._flat.module)  # which may take a state as well
+        self._leaves, self._action, self._state_size = leaves_of(observation), action, state_size_of(there)
         self._version: int | None = None
         self._vector = self._host((self._flat.size,), "float32")
         self._rows = 0  # there is staging for so many
 
     def act(self, obs: Leaves, noise: Array | None, out: Array) -> None:
-        """One copy to the device, all tiles, one copy back; waits once, at the end."""
+        """One copy to the device, all tiles, one copy back; waits once, at the end. States are written in place."""
         if self._version != self._replica.version:
             self._load()
         count, whole = len(out), -(-len(out) // self._tile) * self._tile
@@ -157,14 +163,21 @@ class OnDevice:
             self._forward(whole, noise is not None)
         self._finish()
         out[...] = self._actions[:count].numpy().reshape(out.shape)
+        if self._state_size:
+            obs[STATE][...] = self._after[:count].numpy()
 
     def _forward(self, whole: int, has_noise: bool) -> None:
         for name, leaf in self._obs.items():
             self._obs_there[name][:whole].copy_(leaf[:whole], non_blocking=True)
         self._noise_there[:whole].copy_(self._noise[:whole], non_blocking=True)
         for start, stop in spans(whole, self._tile):
-            seen = as_seen({name: leaf[start:stop] for name, leaf in self._obs_there.items()})
-            actions = self._policy.act(seen, self._noise_there[start:stop] if has_noise else None)
+            tile = {name: leaf[start:stop] for name, leaf in self._obs_there.items()}
+            state, noise = tile.pop(STATE, None), self._noise_there[start:stop] if has_noise else None
+            if state is None:
+                actions = self._policy.act(as_seen(tile), noise)
+            else:
+                actions, after = self._policy.act(as_seen(tile), noise, state)
+                self._after[start:stop].copy_(after, non_blocking=True)
             self._actions[start:stop].copy_(actions.reshape(self._actions[start:stop].shape), non_blocking=True)
 
     def _load(self) -> None:
@@ -175,6 +188,9 @@ class OnDevice:
     def _make_room(self, rows: int) -> None:
         self._rows, width = rows, self._policy.noise.width
         self._obs = {name: self._host((rows, *shape_of(leaf)), leaf.dtype) for name, leaf in self._leaves.items()}
+        if self._state_size:
+            self._obs[STATE] = self._host((rows, self._state_size), "float32")
+            self._after = self._host((rows, self._state_size), "float32")
         self._obs_there = {name: torch.empty_like(leaf, device=self._device) for name, leaf in self._obs.items()}
         self._noise = self._host((rows, width), "float32")
         self._noise_there = torch.empty_like(self._noise, device=self._device)

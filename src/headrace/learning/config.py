@@ -60,7 +60,7 @@ class PpoConfig:
     learner_threads: int = 1
     """Torch threads of the learner. Part of the run's identity: another count may give other bits."""
     learner_device: str = "cpu"
-    """Where the learner computes: cpu, or a device of torch such as cuda (not measured). Actors act on the CPU."""
+    """Where the learner computes: cpu, or a device of torch such as cuda (not measured). Actors: inference_device."""
 
     def __post_init__(self) -> None:
         whole = ("batch_size", "n_epochs", "learner_threads")
@@ -132,7 +132,7 @@ class ImpalaConfig:
     learner_threads: int = 1
     """Torch threads of the learner. Part of the run's identity: another count may give other bits."""
     learner_device: str = "cpu"
-    """Where the learner computes: cpu, or a device of torch such as cuda (not measured). Actors act on the CPU."""
+    """Where the learner computes: cpu, or a device of torch such as cuda (not measured). Actors: inference_device."""
     admits_late: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
     learner_device="cuda" --device_named--> torch.device
 
-The learner's tensors follow the flat vector's device. Actors act on the CPU, from the published copy.
+The learner's tensors follow the flat vector's device. Actors act elsewhere, with the published copy.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def device_named(name: str) -> torch.device:
         why = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on for a page
         raise UsageError(
             f"device (learner_device): expected cpu, or a device that torch has here, got {name!r}: {why}; "
-            f"leave it out to train on the CPU"
+            f"use device=cpu (--device cpu), also to load or resume a run that had a GPU"
         ) from error
     return device

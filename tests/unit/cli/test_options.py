@@ -60,7 +60,7 @@ def test_a_device_that_there_is_not(tmp_path: Path) -> None:
         refused = run("train", *asked, cwd=tmp_path)
         assert refused.code == 2
         assert "device (learner_device): expected cpu, or a device that torch has here, got 'cuda" in refused.error
-        assert "leave it out to train on the CPU" in refused.error
+        assert "use device=cpu (--device cpu), also to load or resume" in refused.error
 
 
 @pytest.mark.usefixtures("measures_cheap")

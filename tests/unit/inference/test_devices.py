@@ -20,17 +20,28 @@ from headrace.errors import UsageError
 from headrace.inference.device_names import Latency, latency_of
 from headrace.inference.devices import Emulated, OnDevice, TorchDevice, _reserve, open_device
 from headrace.inference.local import LocalInference
+from headrace.inference.recurrent import inference_of
+from headrace.memory.schema import STATE, state_leaf
 from headrace.memory.segment import SharedSegment
-from headrace.memory.spaces import Box, Discrete, Space, made_up, shape_of
+from headrace.memory.spaces import Box, Dict, Discrete, ObservationSpace, Space, made_up_leaves, shape_of
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import as_policy, build_policy
+from headrace.policies.policy import state_size_of
 from headrace.weights.flat import FlatParameters
 from headrace.weights.store import Replica, WeightStore
 from support.generators import quick
 
 VECTOR, FRAMES = Box((16,), "float32", (-1.0,) * 16, (1.0,) * 16), Box((36, 36, 1), "uint8", (0.0,), (255.0,))
 FORCE, CHOICE = Box((2,), "float32", (-1.0, -1.0), (1.0, 1.0)), Discrete(5)
+BOTH = Dict((("frames", FRAMES), ("vector", VECTOR)))
 POLICIES = [("MlpPolicy", VECTOR, FORCE), ("MlpPolicy", VECTOR, CHOICE), ("CnnPolicy", FRAMES, CHOICE)]
+RECURRENT = [
+    ("MlpLstmPolicy", VECTOR, FORCE),
+    ("MlpGruPolicy", VECTOR, CHOICE),
+    ("CnnLstmPolicy", FRAMES, CHOICE),
+    ("MultiInputLstmPolicy", BOTH, CHOICE),
+    ("MultiInputGruPolicy", BOTH, FORCE),
+]
 
 
 @pytest.mark.parametrize(
@@ -124,9 +135,51 @@ def test_everything_that_acts_is_on_the_device(policy: str, observation: Space, 
         there._forward(24, has_noise=True)
 
 
-def acting(policy: str, observation: Space, action: Space, rows: int) -> tuple[Replica, Any, Any, Any]:
+@pytest.mark.parametrize(("policy", "observation", "action"), RECURRENT)
+def test_what_a_recurrent_policy_remembers_comes_back(
+    policy: str, observation: ObservationSpace, action: Space
+) -> None:
+    """Step by step along episodes of 21 environments, with new weights on the way: actions and states are the same."""
+    replica, obs, noise, out = acting(policy, observation, action, rows=21)
+    there = TorchDevice("cpu").inference(replica, observation, action, 8)
+    here = inference_of(replica.module, observation, action, 8)
+    expected, store = np.empty_like(out), WeightStore(replica.vector.numel(), 2)
+    size = state_size_of(replica.module)
+    states = [np.zeros((21, size), np.float32) for _ in range(2)]
+    for row in range(6):
+        if row in (0, 3):
+            store.publish(replica.vector * (1 + row), row)
+            replica.load(store, row)
+        for state in states:
+            state[row::5] = 0.0  # where episodes start
+        used = None if row == 2 else noise
+        here.act(obs | {STATE: states[0]}, used, expected)
+        there.act(obs | {STATE: states[1]}, used, out)
+        assert np.allclose(out, expected, atol=1e-6)
+        assert np.allclose(states[0], states[1], atol=1e-6)
+        assert states[1].any(1).all(), "every environment's own, also of the tile that is padded"
+
+
+@pytest.mark.parametrize(("policy", "observation", "action"), RECURRENT)
+def test_a_recurrent_policy_is_on_the_device(policy: str, observation: ObservationSpace, action: Space) -> None:
+    replica, obs, noise, out = acting(policy, observation, action, rows=21)
+    obs |= state_leaf(state_size_of(replica.module), 21)
+    there = TorchDevice("meta").inference(replica, observation, action, 8)
+    assert isinstance(there, OnDevice)
+    with pytest.raises(
+        NotImplementedError, match="Cannot copy out of meta tensor"
+    ):  # the states or actions, at the end
+        there.act(obs, noise, out)
+    there._after, there._actions = (leaf.to("meta") for leaf in (there._after, there._actions))
+    there._forward(24, has_noise=True)  # nothing else is left on this side
+    there._obs_there[STATE] = there._obs[STATE]
+    with pytest.raises(RuntimeError, match="on device"):
+        there._forward(24, has_noise=True)
+
+
+def acting(policy: str, observation: ObservationSpace, action: Space, rows: int) -> tuple[Replica, Any, Any, Any]:
     rng = np.random.default_rng(0)
     module = build_policy(PolicyConfig(policy), observation, action, 1)
-    obs = {"obs": made_up(observation, rng, rows)}
+    obs = made_up_leaves(observation, rng, rows)
     noise = rng.random((rows, as_policy(module).noise.width), np.float32)
     return Replica(FlatParameters(module)), obs, noise, np.zeros((rows, *shape_of(action)), action.dtype)

@@ -220,12 +220,25 @@ def test_what_the_walk_would_notice(what: str, monkeypatch: pytest.MonkeyPatch) 
     assert off > 1e-2
 
 
-FIRST_RATIO = {"place": ("inline", "threads", "late"), "policy": tuple(POLICIES), "n_steps": (8, 40)}
+FIRST_RATIO = {
+    "place": ("inline", "threads", "late", "processes", "central"),
+    "policy": tuple(POLICIES),
+    "n_steps": (8, 40),
+    "norm": (False, True),
+}
+PLACES: dict[str, dict[str, Any]] = {
+    "late": {"topology": "threads", "max_lag": 1, "pick_up_rows": 2},
+    "processes": {"topology": "processes", "workers": 2, "spares": 0},
+    "central": {"topology": "processes", "workers": 2, "spares": 0, "inference": "central"},
+}
 
 
 @pytest.mark.parametrize("cell", matrix(FIRST_RATIO))
 def test_first_ratio_is_one(cell: Cell) -> None:
-    """Of the first minibatch of every update, in chunks or whole rollouts; also if what is late is weighted."""
+    """Of the first minibatch of every update, in chunks or whole rollouts; also if what is late is weighted.
+
+    With normalisation, actors saw the statistics of their version, which the learner must use, too.
+    """
     name, options = POLICIES[cell["policy"]]
     policy: Any = name
     if name == "own":
@@ -235,11 +248,11 @@ def test_first_ratio_is_one(cell: Cell) -> None:
         kwargs = {"observation": "vector", "action": "discrete"}
         env = {"env": "support.bit_envs:Probe", "env_kwargs": kwargs}
         env["policy_kwargs"] = {} if name == "own" else {"lstm_hidden_size": 8, **options}
-    place: dict[str, Any] = {"topology": cell["place"]} if cell["place"] != "late" else {"topology": "threads"}
-    more = {"max_lag": 1, "pick_up_rows": 2} if cell["place"] == "late" else {}
+    place = PLACES.get(cell["place"], {"topology": cell["place"]})
+    norm = {"norm_obs": cell["norm"], "norm_reward": cell["norm"]}
     with hr.PPO(
         policy, **env, n_envs=6, n_steps=cell["n_steps"], batch_size=24, n_epochs=2, learning_rate=3e-3, seed=5,
-        **place, **more,
+        **place, **norm,
     ) as model:  # fmt: skip
         before = model.run.hashes()
         errors = [model.run.update(10**6).record["headrace/first_ratio_error"] for _ in range(4)]
