@@ -177,11 +177,13 @@ def _sizes(given: Any) -> tuple[int, ...] | None:
 
 
 def place(**options: Any) -> TopologyConfig:
-    """Where things run; numbers may be given where the command line takes text, and None for the default."""
+    """Where things run; numbers and lists may be given where the command line takes text, and None for the default."""
     options = {name: value for name, value in options.items() if value is not None}
     for name in ("workers", "publish_every"):
         if name in options:
             options[name] = str(options[name])
+    if isinstance(devices := options.get("inference_device"), list | tuple):
+        options["inference_device"] = ",".join(map(str, devices))
     return TopologyConfig(**options)
 
 

@@ -18,6 +18,7 @@ from headrace.envs.building import first_look
 from headrace.envs.mended import mended
 from headrace.envs.spec import EnvSpec
 from headrace.envs.time_limit import time_limit
+from headrace.inference.device_names import devices_of, number_of_queues
 from headrace.launch.decision import Machine, Measured, choose
 from headrace.launch.first_look import look_elsewhere
 from headrace.launch.measuring import FreeCores, measure
@@ -89,6 +90,7 @@ def survey(
                 config,
                 topology="inline",
                 inference="local",
+                inference_device=devices_of(config.inference_device)[0],
                 double_buffering="off",
                 workers="auto",
                 shards=replayed_shards,
@@ -124,7 +126,8 @@ def _place(
         return "" if can_serve[0] else f"inference_servers={config.inference_servers} are more than there are shards"
     if steps is not None and steps < WORTH_MEASURING:
         return f"{steps:,} steps are too few to measure what is faster"
-    layout = Layout(config.n_envs, config.n_steps, workers, config.inference_servers)
+    devices = number_of_queues(config.inference_device)
+    layout = Layout(config.n_envs, config.n_steps, workers, config.inference_servers, devices)
     policy, tile = policy_of(*spaces)
     costs = measure_placements(spec, seed, config, layout, policy, spaces, tile, layout.rows(can_buffer))
     if isinstance(costs, Unmeasured):

@@ -19,6 +19,7 @@ import numpy as np
 
 from headrace.clock import now_s
 from headrace.collecting.topology import TopologyConfig
+from headrace.inference.device_names import devices_of
 from headrace.inference.devices import inference_on, open_device
 from headrace.launch.repeating import repeated
 from headrace.learning.algorithm import Algorithm, Moment
@@ -70,7 +71,8 @@ def rehearse(
     module, n_envs = copy.deepcopy(module), place.n_envs
     policy = as_policy(module)
     replica, tile = Replica(FlatParameters(copy.deepcopy(module))), tile or default_tile(n_envs, policy.largest_tile)
-    inference = inference_on(open_device(place.inference_device, False), replica, observation, action, tile)
+    device = open_device(devices_of(place.inference_device)[0], False)
+    inference = inference_on(device, replica, observation, action, tile)
     remembered = state_size_of(module)
     minibatch = min(place.n_steps, math.ceil(max(config.batch_size, least_rows) / n_envs))  # rows
     batch = _made_up(observation, action, n_envs, minibatch, remembered)

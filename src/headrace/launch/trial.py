@@ -31,6 +31,7 @@ from headrace.envs.masks import keep_lawful
 from headrace.envs.spec import EnvSpec
 from headrace.errors import HeadraceError
 from headrace.evaluation.elsewhere import Elsewhere, Hung
+from headrace.inference.device_names import devices_of
 from headrace.inference.devices import inference_on, open_device
 from headrace.inference.slots import SlotsPlan
 from headrace.launch.measuring import FreeCores
@@ -129,7 +130,7 @@ def _answered(asked: _Asked, config: TopologyConfig) -> dict[str, Any]:
 def _acting(
     policy: Module, spaces: tuple[ObservationSpace, Space], tile: int, config: TopologyConfig, rows: set[int]
 ) -> dict[int, Time]:
-    device = open_device(config.inference_device, is_shared=False)
+    device = open_device(devices_of(config.inference_device)[0], is_shared=False)
     rng, (observation, action) = np.random.default_rng(0), spaces
     tile = tile or default_tile(config.n_envs, as_policy(policy).largest_tile)
     infers = inference_on(device, Replica(FlatParameters(copy.deepcopy(policy))), observation, action, tile)

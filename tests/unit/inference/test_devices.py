@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 
 from headrace.clock import now_ns
 from headrace.errors import UsageError
-from headrace.inference.device_names import Latency, latency_of
-from headrace.inference.devices import Emulated, OnDevice, TorchDevice, _reserve, open_device
+from headrace.inference.device_names import Latency, devices_of, latency_of, number_of_queues
+from headrace.inference.devices import (
+    Emulated,
+    OnDevice,
+    TorchDevice,
+    _reserve,
+    close_devices,
+    open_device,
+    open_devices,
+)
 from headrace.inference.local import LocalInference
 from headrace.memory.segment import SharedSegment
 from headrace.memory.spaces import Box, Discrete, Space, made_up, shape_of
@@ -53,6 +61,42 @@ def test_names(said: str, meant: Latency | None) -> None:
 def test_other_names_are_refused(said: str) -> None:
     with pytest.raises(UsageError, match=r"^inference_device: expected .*got "):
         latency_of(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "names", "queues"),
+    [
+        ("cpu", ("cpu",), 1),
+        ("cuda", ("cuda",), 1),
+        ("cuda:0, cuda:1", ("cuda:0", "cuda:1"), 2),
+        ("cuda,cuda:0,cuda:1", ("cuda", "cuda:0", "cuda:1"), 2),  # two servers on the first GPU
+        ("emulated:1ms+1us,emulated:1ms+1us", ("emulated:1ms+1us",) * 2, 2),
+    ],
+)
+def test_several_names(said: str, names: tuple[str, ...], queues: int) -> None:
+    assert (devices_of(said), number_of_queues(said)) == (names, queues)
+
+
+@pytest.mark.parametrize("said", ["cpu,cuda", "cuda:0,emulated:1ms+1us", "cuda;cuda", "cuda,,cuda"])
+def test_mixtures_are_refused(said: str) -> None:
+    with pytest.raises(UsageError, match=r"^inference_device: expected .*got "):
+        devices_of(said)
+
+
+def test_emulated_devices_of_a_list_have_a_queue_each() -> None:
+    """Also in the process of a server; and none is left behind."""
+    first, second = open_devices("emulated:1s+1us,emulated:1s+1us", is_shared=True)
+    assert isinstance(first, Emulated)
+    assert isinstance(second, Emulated)
+    done, begun = first.reserve(1), now_ns()
+    assert second.reserve(1) < begun + 1_500_000_000, "it does not wait for the first"
+    assert pickle.loads(pickle.dumps(first)).reserve(1) == done + 1_000_001_000
+    close_devices((first, None, second))
+
+
+def test_a_list_of_which_one_is_not_there_leaves_nothing_behind() -> None:
+    with pytest.raises(UsageError, match="inference_device=cuda:98: torch finds no CUDA device here"):
+        open_devices("cuda:98,cuda:99", is_shared=True)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
