@@ -58,6 +58,23 @@ def test_same_bits_as_local_inference(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize(
+    "cell",
+    matrix(
+        {
+            "case": ("masked", "normalized", "dict", "lstm", "gru"),
+            "workers": (1, 2),
+            "servers": (1, 2),
+            "double_buffering": ("off", "on"),
+        }
+    ),
+)
+def test_same_bits_of_masks_statistics_several_arrays_and_memories(cell: Cell) -> None:
+    """What requests carry beside one array: masks, further leaves, states there and back; buffers with the weights."""
+    place = central(cell["workers"], cell["servers"], shards=4, double_buffering=cell["double_buffering"], spares=0)
+    assert CASES[cell["case"]].play(**place) == calm(cell["case"])
+
+
+@pytest.mark.parametrize(
     "place",
     [
         processes(2, **DEVICE), central(2, 2, **BUFFERED, **DEVICE), INLINE | DEVICE,
