@@ -29,8 +29,8 @@ BATCHES: dict[str, dict[str, Any]] = {
 
 
 BUFFERED = {"double_buffering": "on"}
-DEVICE = {"inference_device": "emulated:1ms+10us"}
-DEVICES = {"inference_device": "emulated:1ms+10us,emulated:2ms+5us"}
+DEVICE: dict[str, Any] = {"inference_device": "emulated:1ms+10us"}
+DEVICES: dict[str, Any] = {"inference_device": "emulated:1ms+10us,emulated:2ms+5us"}
 
 
 def central(workers: int, servers: int = 1, **more: Any) -> dict[str, Any]:
