@@ -33,7 +33,7 @@ from headrace.episodes.standing import Standing
 from headrace.errors import SchemaError, UsageError
 from headrace.inference.batching import BatchLimits
 from headrace.inference.client import CentralInference
-from headrace.inference.devices import Emulated, TorchDevice, open_device
+from headrace.inference.devices import Emulated, TorchDevice, close_devices, open_devices
 from headrace.inference.local import OwnInference
 from headrace.inference.own_features import own_features
 from headrace.inference.own_policy import require_own_policy
@@ -78,7 +78,7 @@ class Parts:
     schedule: Schedule | None
     weights: Weights
     reader: Reader
-    device: Emulated | TorchDevice | None = None
+    devices: tuple[Emulated | TorchDevice | None, ...] = ()
 
     @property
     def module(self) -> Module:
@@ -106,8 +106,7 @@ class Parts:
             self.reader.close()
         finally:
             self.weights.close()
-            if self.device is not None:
-                self.device.close()
+            close_devices(self.devices)
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint says about the run it belongs to."""
@@ -234,7 +233,7 @@ def build_parts(
         tile = fitting_tile(
             copy.deepcopy(module), found.observation, found.action, place.n_envs, config.policy.tile
         )  # fmt: skip
-    device = open_device(place.inference_device, topology.topology == "processes")
+    devices = open_devices(place.inference_device, topology.topology == "processes")
     plan = HostPlan(
         config.env,
         config.seed,
@@ -251,7 +250,7 @@ def build_parts(
         topology.pick_up_rows,
         place.nan_policy,
         place.out_of_bounds,
-        device,
+        devices,
     )
     flat = FlatParameters(module.to(learns_on))
     make = SharedSegment.create if topology.topology == "processes" else HeapSegment
@@ -272,10 +271,9 @@ def build_parts(
         )
     except BaseException:
         store.close()
-        if device is not None:
-            device.close()
+        close_devices(devices)
         raise
-    return Parts(config, topology, found.observation, found.action, tile, schedule, weights, reader, device)
+    return Parts(config, topology, found.observation, found.action, tile, schedule, weights, reader, devices)
 
 
 def open_place(
@@ -313,15 +311,16 @@ def _processes(
     layout = SlotsPlan(sizes, plan.observation, plan.action, plan.noise.width, topology.servers, remembered)
     slots = Slots(layout, SharedSegment.create(slots_bytes(layout)))
     name, limits = str(slots.segment.name), BatchLimits(topology.max_batch, topology.max_wait_s)
-    module, device = plan.module, plan.device
+    module, devices = plan.module, plan.devices
     assert module is not None
 
     def make_server(number: int, notes: str) -> ServerPlan:
+        device = devices[number % len(devices)]
         return ServerPlan(number, layout, name, module, plan.tile, limits, *access, notes, device, turns)
 
     turns = tuple(shard // topology.workers % topology.turns for shard in range(len(sizes)))
     hang = topology.limits.hang_floor_s, topology.limits.hang_ceiling_s
-    plan = replace(plan, module=None, device=None)
+    plan = replace(plan, module=None, devices=())
     asking = CentralInference(layout, name, plan.schemas[0].n_steps, plan.pick_up_rows)
     make_plan = partial(_worker_plan, plan, ring, asking, in_turns=topology.turns > 1)
     light = standby(LIGHT_PRELOAD, topology.spares)

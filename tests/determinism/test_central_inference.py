@@ -15,6 +15,7 @@ import pytest
 
 import headrace as hr
 from headrace.build import build_run
+from headrace.clock import now_s
 from headrace.collecting.schedule import Schedule
 from support.mutant_servers import keeps_old_weights, swaps_answers
 from support.pairwise import Cell, matrix
@@ -28,7 +29,8 @@ BATCHES: dict[str, dict[str, Any]] = {
 
 
 BUFFERED = {"double_buffering": "on"}
-DEVICE = {"inference_device": "emulated:1ms+10us"}
+DEVICE: dict[str, Any] = {"inference_device": "emulated:1ms+10us"}
+DEVICES: dict[str, Any] = {"inference_device": "emulated:1ms+10us,emulated:2ms+5us"}
 
 
 def central(workers: int, servers: int = 1, **more: Any) -> dict[str, Any]:
@@ -55,9 +57,53 @@ def test_same_bits_as_local_inference(cell: Cell) -> None:
     assert CASES[cell["case"]].play(**place) == calm(cell["case"])
 
 
-@pytest.mark.parametrize("place", [processes(2), central(2, 2, **BUFFERED), INLINE])
+@pytest.mark.parametrize(
+    "cell",
+    matrix(
+        {
+            "case": ("masked", "normalized", "dict", "lstm", "gru"),
+            "workers": (1, 2),
+            "servers": (1, 2),
+            "double_buffering": ("off", "on"),
+        }
+    ),
+)
+def test_same_bits_of_masks_statistics_several_arrays_and_memories(cell: Cell) -> None:
+    """What requests carry beside one array: masks, further leaves, states there and back; buffers with the weights."""
+    place = central(cell["workers"], cell["servers"], shards=4, double_buffering=cell["double_buffering"], spares=0)
+    assert CASES[cell["case"]].play(**place) == calm(cell["case"])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        processes(2, **DEVICE), central(2, 2, **BUFFERED, **DEVICE), INLINE | DEVICE,
+        central(2, 3, **DEVICES, shards=3), central(3, 2, **DEVICES),
+    ],
+)  # fmt: skip
 def test_same_bits_on_an_emulated_accelerator(place: dict[str, Any]) -> None:
-    assert CASES["images"].play(**place, **DEVICE) == calm("images")
+    """Or on two of them, also with three servers."""
+    assert CASES["images"].play(**place) == calm("images")
+
+
+@pytest.mark.alone
+def test_a_device_for_each_server_is_faster() -> None:
+    """2 ms for each of 8 rows: 16 ms on one device whoever asks, 8 ms on two."""
+    speeds, hashes = {}, set()
+    for name, more in {"one": {}, "shared": {"inference_servers": 2}, "two": {"inference_servers": 2}}.items():
+        device: Any = ["emulated:0ms+2ms"] * (1 + (name == "two"))
+        place: dict[str, Any] = {"topology": "processes", "workers": 4, "inference": "central", "spares": 0, **more}
+        options: dict[str, Any] = {"n_envs": 8, "n_steps": 16, "batch_size": 128, "n_epochs": 1, "seed": 1}
+        with hr.PPO(
+            "MlpPolicy", "CartPole-v1", **options, **place, double_buffering="off", inference_device=device
+        ) as model:
+            model.learn(128)  # servers start
+            begun_s = now_s()
+            model.learn(3 * 128, reset_num_timesteps=False)
+            speeds[name] = 3 * 128 / (now_s() - begun_s)
+            hashes.add(model.run.hashes()["weights_sha256"])
+    assert len(hashes) == 1
+    assert speeds["two"] > 1.4 * max(speeds["one"], speeds["shared"]), speeds
 
 
 @pytest.mark.full
@@ -89,7 +135,7 @@ def test_checkpoints_and_configurations_carry_it(tmp_path: Path) -> None:
     """A run directory is resumed with its servers, and comes to the bits of a local run that was never stopped."""
     options: dict[str, Any] = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "seed": 3}
     where = {
-        "topology": "processes", "workers": 2, "inference": "central", "inference_servers": 2, **BUFFERED, **DEVICE,
+        "topology": "processes", "workers": 2, "inference": "central", "inference_servers": 2, **BUFFERED, **DEVICES,
     }  # fmt: skip
     with hr.PPO("MlpPolicy", "CartPole-v1", **options, **where) as model:
         assert "inference central" in model.plan()
@@ -110,7 +156,7 @@ def test_checkpoints_and_configurations_carry_it(tmp_path: Path) -> None:
 def test_an_asynchronous_run_is_replayed_to_its_bits(name: str, pick_up_rows: int) -> None:
     """The servers pick versions up by themselves. They report per row which one acted, or the replay would differ."""
     case = CASES[name]
-    place = central(1 + pick_up_rows, 2, shards=4, max_lag=2, pick_up_rows=pick_up_rows, **BUFFERED)
+    place = central(1 + pick_up_rows, 2, shards=4, max_lag=2, pick_up_rows=pick_up_rows, **BUFFERED, **DEVICES)
     with case.start(**place) as run:
         updates = [run.update(case.total_timesteps) for _ in range(case.updates)]
         want = run.hashes()

@@ -202,7 +202,7 @@ def test_inference_on_a_device(place: dict[str, Any], model: Any, monkeypatch: p
     with hr.PPO("MlpLstmPolicy", Recall, **options, inference_device="emulated:1us+0us") as other:
         other.learn(128)
         assert other.run.hashes() == model.run.hashes()
-    monkeypatch.setattr("headrace.build.open_device", lambda *_: TorchDevice("cpu"))
+    monkeypatch.setattr("headrace.build.open_devices", lambda *_: (TorchDevice("cpu"),))
     with hr.PPO("MlpLstmPolicy", Recall, **options, inference_device="cuda") as other:
         assert other.run.update(128).record["headrace/first_ratio_error"] < 1e-5
         assert other.run.update(128).record["headrace/first_ratio_error"] < 1e-5

@@ -390,7 +390,7 @@ WRONG: dict[str, list[Any]] = {
     "pick_up_rows": [-2, "x"], "publish_every": ["1m", 0, -1], "batch": ["all", 3], "nan_policy": ["skip", 3],
     "out_of_bounds": ["clip", 3], "hang_floor_s": [0, "x"], "hang_ceiling_s": [-1, "x"],
     "preset": ["atary", 3],
-    "double_buffering": ["yes", 3], "inference_device": ["gpu", "cuda:x", "emulated:2ms", 3],
+    "double_buffering": ["yes", 3], "inference_device": ["gpu", "cuda:x", "emulated:2ms", 3, "cuda:0,cuda:1", [], [3]],
     "action_masks": ["yes", 1, None], "norm_obs": ["yes", 1, None], "norm_reward": ["yes", 1, None],
     "clip_obs": [0, "x", None, float("nan")], "clip_reward": [0, "x", None, float("nan")],
     "norm_obs_keys": [3, "obs", [3], ["obs"]],

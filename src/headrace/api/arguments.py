@@ -179,12 +179,19 @@ def _sizes(given: Any) -> tuple[int, ...] | None:
 
 
 def place(**options: Any) -> TopologyConfig:
-    """Where things run; numbers may be given where the command line takes text, and None for the default."""
+    """Where things run; numbers and lists may be given where the command line takes text, and None for the default."""
     options = {name: value for name, value in options.items() if value is not None}
     for name in ("workers", "publish_every"):
         if name in options:
             options[name] = str(options[name])
+    if "inference_device" in options:
+        options["inference_device"] = _joined(options["inference_device"])
     return TopologyConfig(**options)
+
+
+def _joined(devices: Any) -> Any:
+    """One device or several, as one text."""
+    return ",".join(map(str, devices)) if isinstance(devices, list | tuple) else devices
 
 
 def elsewhere(saved: dict[str, Any], options: dict[str, Any], weights_only: bool) -> TopologyConfig | None:
@@ -192,6 +199,8 @@ def elsewhere(saved: dict[str, Any], options: dict[str, Any], weights_only: bool
     _settle_devices(saved, options, weights_only)
     names = [name for name in (*PLACES, "inference_device") if name in options]
     given = {name: value for name in names if (value := options.pop(name)) is not None}
+    if "inference_device" in given:
+        given["inference_device"] = _joined(given["inference_device"])
     if "workers" in given:
         given["workers"] = str(given["workers"])
     return moved(TopologyConfig(**saved), given) if given else None

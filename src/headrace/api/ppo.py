@@ -90,7 +90,7 @@ class PPO(Model):
         topology: str = "auto",
         workers: int | str = "auto",
         inference: str = "local",
-        inference_device: str = "cpu",
+        inference_device: str | Sequence[str] = "cpu",
         double_buffering: str = "auto",
         inference_servers: int = 1,
         inference_max_batch: int = 0,

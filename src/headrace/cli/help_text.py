@@ -31,7 +31,7 @@ _WORDS = {
     "env_kwargs": "JSON",
     "episode": "EPISODE",
     "inference": "auto|local|central",
-    "inference_device": "cpu|cuda|cuda:N",
+    "inference_device": "cpu|cuda|cuda:N[,...]",
     "json": "FILE",
     "nan_policy": "raise|drop|clamp",
     "link": "RATE",

@@ -37,12 +37,13 @@ class Placement:
     promised: Mapping[str, float] = field(default_factory=dict)
 
 
-Place = Callable[[int], Placement | None]
-"""Number of workers -> where the policy runs; None: it was not measured."""
+Place = Callable[[int], Placement | str]
+"""Number of workers -> where the policy runs, or why that was not measured; empty: there was nothing to measure."""
 
 
-def not_measured(workers: int) -> None:
+def not_measured(workers: int) -> str:
     """The simplest placement will do."""
+    return ""
 
 
 def settle(said: Said, topology: str, workers: int, place: Place) -> Placement:
@@ -51,12 +52,14 @@ def settle(said: Said, topology: str, workers: int, place: Place) -> Placement:
     if said.double_buffering == "on" and said.inference == "central" and not can_take_turns(said, workers):
         count = f"shards = {said.shards}" if said.shards else f"n_envs = {said.n_envs}"
         raise UsageError(f"double_buffering=on: expected two for each of {workers} workers, got {count}")
-    measured = place(workers) if is_open and topology == "processes" else None
-    if measured is not None:
+    measured = place(workers) if is_open and topology == "processes" else ""
+    if isinstance(measured, Placement):
         return measured
+    but = f"; {measured}" if measured else ""
     if said.inference == "central":
-        return Placement("central", 2 if said.double_buffering == "on" else 1, "")
-    return Placement("local", 1, "inference=local: each worker runs the policy itself" if is_open else "")
+        reason = f"double_buffering=off: workers step all of their environments at once{but}" if but else ""
+        return Placement("central", 2 if said.double_buffering == "on" else 1, reason)
+    return Placement("local", 1, f"inference=local: each worker runs the policy itself{but}" if is_open else "")
 
 
 def can_take_turns(said: Said, workers: int) -> bool:

@@ -52,7 +52,8 @@ class HostPlan:
     """Rows after which newer weights are looked for; 0: only at a slab's border, the version that the order names."""
     nan_policy: str = "raise"
     out_of_bounds: str = "warn"
-    device: Device | None = None  # where the policy acts; None: on the CPU
+    devices: tuple[Device | None, ...] = (None,)
+    """Where the policy acts: here, or the servers in turn; None: on the CPU."""
 
 
 def build_noise(noise: NoiseSpec, env_indices: range, seed: int, purpose: Purpose = Purpose.NOISE) -> CounterNoise:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from headrace.collecting.forecast import Forecast
 from headrace.collecting.placing import Place, not_measured, settle
 from headrace.errors import UsageError, require_types
-from headrace.inference.device_names import latency_of
+from headrace.inference.device_names import devices_of
 from headrace.pace import Pace
 
 _TOPOLOGIES = {"auto": True, "inline": True, "threads": True, "processes": True, "ray": False, "fused": False}
@@ -81,7 +81,8 @@ class TopologyConfig:
     inference: str = "local"
     """Where the policy runs: local (in each worker) or, with worker processes, central (in servers); auto measures."""
     inference_device: str = "cpu"
-    """What the policy acts on: cpu, cuda or cuda:N. For tests, emulated:2ms+5us takes that long a batch and a row."""
+    """What the policy acts on: cpu, cuda or cuda:N; several, with commas, are dealt out to the inference servers.
+    For tests, emulated:2ms+5us takes that long a batch and a row."""
     inference_servers: int = 1
     """Processes that run the policy with inference=central; the workers are dealt out to them."""
     inference_max_batch: int = 0
@@ -168,9 +169,19 @@ class TopologyConfig:
         _require("double_buffering", self.double_buffering, _DOUBLE_BUFFERING)
         if self.double_buffering == "on" and self.inference == "local":
             raise UsageError("double_buffering=on needs inference=central: a worker that acts itself does not wait")
-        latency_of(self.inference_device)  # refuses what is no device
         if not 1 <= self.inference_servers <= self.n_envs:
             raise UsageError(f"inference_servers: expected 1 to n_envs = {self.n_envs}, got {self.inference_servers}")
+        devices = len(devices_of(self.inference_device))
+        if devices > 1 and self.inference != "central":
+            raise UsageError(
+                f"inference_device: {devices} devices need inference=central, whose servers share them; with "
+                f"inference={self.inference}, name one"
+            )
+        if devices > self.inference_servers:
+            raise UsageError(
+                f"inference_device: {devices} devices need as many servers, got inference_servers = "
+                f"{self.inference_servers}; a server acts on one device"
+            )
         if self.inference_max_batch < 0:
             raise UsageError(f"inference_max_batch: expected 0 (all) or more, got {self.inference_max_batch}")
         if not 0 <= self.inference_max_wait_ms <= _LONGEST_WAIT_MS:

@@ -1,6 +1,7 @@
-"""What `inference_device` may say: cpu, cuda, cuda:1, or a latency model. And the port of what acts on a device.
+"""What `inference_device` may say: cpu, cuda, cuda:1, a latency model, or several. And the port of what acts on one.
 
     "emulated:2ms+5us"  ->  2 ms for a batch and 5 us for each of its rows
+    "cuda:0,cuda:1"     ->  server number i acts on device i modulo 2
 
 The emulated accelerator is for tests and benchmarks: it takes the time of a device, and computes on the CPU.
 """
@@ -51,6 +52,23 @@ class Latency:
     def of(self, rows: int) -> int:
         """Nanoseconds for one batch."""
         return self.batch_ns + self.row_ns * rows
+
+
+def devices_of(said: str) -> tuple[str, ...]:
+    """The devices that are named, with commas between them. Refuses what is none, and a mixture."""
+    names = tuple(name.strip() for name in said.split(","))
+    if len({"emulated" if latency_of(name) else name.partition(":")[0] for name in names}) > 1:
+        raise UsageError(
+            f"inference_device: expected devices of one kind, as in cuda:0,cuda:1, got {said!r}; each kind "
+            f"rounds in its own way, and an action may not depend on the server that is asked"
+        )
+    return names
+
+
+def number_of_queues(said: str) -> int:
+    """Devices that can act at the same time: a GPU that is named twice is one, emulated ones are as many as named."""
+    names = devices_of(said)
+    return len(names) if latency_of(names[0]) else len({"cuda" if name == "cuda:0" else name for name in names})
 
 
 def latency_of(device: str) -> Latency | None:

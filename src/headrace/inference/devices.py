@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from torch import nn
 from headrace.clock import now_ns
 from headrace.compiler import compiled
 from headrace.errors import UsageError
-from headrace.inference.device_names import CPU, Device, Infers, Latency, latency_of
+from headrace.inference.device_names import CPU, Device, Infers, Latency, devices_of, latency_of
 from headrace.inference.local import LocalInference
 from headrace.inference.recurrent import inference_of
 from headrace.memory.atomics import compare_exchange, load_acquire
@@ -63,6 +65,24 @@ def inference_on(
     if device is not None:
         return device.inference(replica, observation, action, tile)
     return inference_of(replica.module, observation, action, tile)
+
+
+def open_devices(said: str, is_shared: bool) -> tuple[Emulated | TorchDevice | None, ...]:
+    """All that `inference_device` names, in its order: an emulated one has a queue of its own each time it is named."""
+    with ExitStack() as undo:
+        found = []
+        for name in devices_of(said):
+            found.append(open_device(name, is_shared))
+            undo.callback(close_devices, found[-1:])
+        undo.pop_all()
+    return tuple(found)
+
+
+def close_devices(devices: Iterable[Emulated | TorchDevice | None]) -> None:
+    """Remove what they hold; the CPU is None."""
+    for device in devices:
+        if device is not None:
+            device.close()
 
 
 class Emulated:

@@ -88,7 +88,7 @@ class Planned(Protocol):
     @property
     def pick_up_rows(self) -> int: ...
     @property
-    def device(self) -> Device | None: ...
+    def devices(self) -> tuple[Device | None, ...]: ...
 
 
 def following(plan: Planned, store: WeightStore) -> Following:
@@ -98,7 +98,8 @@ def following(plan: Planned, store: WeightStore) -> Following:
     assert plan.module is not None
     flat = FlatParameters(copy.deepcopy(plan.module))
     replica, seen = Replica(flat), (plan.observation, plan.action, plan.tile)
-    infers = inference_of(flat.module, *seen) if plan.device is None else plan.device.inference(replica, *seen)
+    device = plan.devices[0]  # only servers have several, and what replays them
+    infers = inference_of(flat.module, *seen) if device is None else device.inference(replica, *seen)
     return Following(replica, store, infers.act, plan.pick_up_rows)
 
 

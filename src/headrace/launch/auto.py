@@ -18,11 +18,13 @@ from headrace.envs.building import first_look
 from headrace.envs.mended import mended
 from headrace.envs.spec import EnvSpec
 from headrace.envs.time_limit import time_limit
+from headrace.inference.device_names import devices_of, number_of_queues
 from headrace.launch.decision import Machine, Measured, choose
 from headrace.launch.first_look import look_elsewhere
 from headrace.launch.measuring import FreeCores, measure
 from headrace.launch.placement import BUFFERED, CENTRAL, LOCAL, WORTH_MEASURING, Layout, place
 from headrace.launch.rehearsal import Rehearsal
+from headrace.launch.trial import Unmeasured
 from headrace.launch.trial import measure as measure_placements
 from headrace.memory.crash_note import CrashNote
 from headrace.memory.spaces import ObservationSpace, Space
@@ -88,6 +90,7 @@ def survey(
                 config,
                 topology="inline",
                 inference="local",
+                inference_device=devices_of(config.inference_device)[0],
                 double_buffering="off",
                 workers="auto",
                 shards=replayed_shards,
@@ -111,20 +114,25 @@ def _place(
     policy_of: Callable[[ObservationSpace, Space], tuple[Module, int]] | None,
     steps: int | None,
     workers: int,
-) -> Placement | None:
-    """Where the policy should run with so many worker processes."""
+) -> Placement | str:
+    """Where the policy should run with so many worker processes, or why that was not measured."""
     can_buffer = config.double_buffering != "off" and can_take_turns(config, workers)
     can_serve = [config.inference_servers <= (config.shards or turns * workers) for turns in (1, 2)]  # a shard each
     can_buffer = can_buffer and can_serve[1]
     kinds: tuple[str, ...] = (LOCAL,) if config.inference == "auto" else ()
     kinds += (CENTRAL,) if can_serve[0] and (config.double_buffering != "on" or not can_buffer) else ()
     kinds += (BUFFERED,) if can_buffer else ()
-    if policy_of is None or len(kinds) < 2 or (steps is not None and steps < WORTH_MEASURING):
-        return None
-    layout = Layout(config.n_envs, config.n_steps, workers, config.inference_servers)
+    if policy_of is None or len(kinds) < 2:
+        return "" if can_serve[0] else f"inference_servers={config.inference_servers} are more than there are shards"
+    if steps is not None and steps < WORTH_MEASURING:
+        return f"{steps:,} steps are too few to measure what is faster"
+    devices = number_of_queues(config.inference_device)
+    layout = Layout(config.n_envs, config.n_steps, workers, config.inference_servers, devices)
     policy, tile = policy_of(*spaces)
     costs = measure_placements(spec, seed, config, layout, policy, spaces, tile, layout.rows(can_buffer))
-    return None if costs is None else place(costs, layout, kinds)
+    if isinstance(costs, Unmeasured):
+        return f"what is faster could not be measured: {costs.why}"
+    return place(costs, layout, kinds)
 
 
 def cpus() -> int:

@@ -46,7 +46,7 @@ class Costs:
     cores: float
     """That are free for this run."""
     has_one_queue: bool = False
-    """The policy acts on one device that all processes share, not on their own cores."""
+    """The policy acts on a device that processes share, not on their own cores."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Layout:
     n_steps: int
     workers: int
     servers: int = 1
+    devices: int = 1
+    """That the servers are dealt out to, if they act on devices."""
 
     @property
     def per_worker(self) -> int:
@@ -132,7 +134,7 @@ def _stepping(costs: Costs, layout: Layout, turns: int) -> Time:
 def _serving(costs: Costs, layout: Layout, turns: int) -> Time:
     """Of one server, one batch: with its way there and back, in the queue of a device that they share."""
     acting, more = costs.acting[layout.per_batch(turns)], -(-layout.workers // layout.servers) - 1
-    queued = layout.servers if costs.has_one_queue else max(1.0, layout.servers / costs.cores)
+    queued = -(-layout.servers // layout.devices) if costs.has_one_queue else max(1.0, layout.servers / costs.cores)
     wall_s = acting.wall_s * queued + costs.round_trip.wall_s + more * costs.slot.wall_s
     return Time(wall_s, acting.cpu_s + more * costs.slot.cpu_s)
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from headrace.clock import now_s
 from headrace.collecting.topology import TopologyConfig
+from headrace.inference.device_names import devices_of
 from headrace.inference.devices import inference_on, open_device
 from headrace.launch.repeating import repeated
 from headrace.learning.algorithm import Algorithm, Moment
@@ -29,7 +30,7 @@ from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import rollout_schema, state_leaf
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab
-from headrace.memory.spaces import ObservationSpace, Space, leaves_of, made_up, shape_of
+from headrace.memory.spaces import ObservationSpace, Space, made_up, made_up_leaves, shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import Module, state_size_of
 from headrace.policies.threads import torch_threads
@@ -70,7 +71,8 @@ def rehearse(
     module, n_envs = copy.deepcopy(module), place.n_envs
     policy = as_policy(module)
     replica, tile = Replica(FlatParameters(copy.deepcopy(module))), tile or default_tile(n_envs, policy.largest_tile)
-    inference = inference_on(open_device(place.inference_device, False), replica, observation, action, tile)
+    device = open_device(devices_of(place.inference_device)[0], False)
+    inference = inference_on(device, replica, observation, action, tile)
     remembered = state_size_of(module)
     minibatch = min(place.n_steps, math.ceil(max(config.batch_size, least_rows) / n_envs))  # rows
     batch = _made_up(observation, action, n_envs, minibatch, remembered)
@@ -111,8 +113,8 @@ def _made_up(observation: ObservationSpace, action: Space, n_envs: int, rows: in
     batch = assemble([Slab(schema, HeapSegment(slab_bytes(schema)).buffer)])
     rng = np.random.default_rng(0)
     batch.action[...] = made_up(action, rng, rows * n_envs, from_zero=True).reshape(batch.action.shape)
-    for name, leaf in leaves_of(observation).items():
-        batch.leaves[name][...] = made_up(leaf, rng, rows * n_envs).reshape(batch.leaves[name].shape)
+    for name, leaf in made_up_leaves(observation, rng, rows * n_envs).items():
+        batch.leaves[name][...] = leaf.reshape(batch.leaves[name].shape)
     for name in ("reward", "log_prob", "value", "bootstrap_value", "last_value"):
         getattr(batch, name)[...] = 0
     if batch.state is not None:

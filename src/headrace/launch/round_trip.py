@@ -26,6 +26,7 @@ from headrace.launch.placement import Time
 from headrace.memory.atomics import load_acquire
 from headrace.memory.lease import Lease
 from headrace.memory.segment import HeapSegment
+from headrace.memory.spaces import Box
 from headrace.memory.waiting import SLICE_S, Spin, say
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import build_policy
@@ -35,10 +36,17 @@ from headrace.weights.store import WeightStore
 _TRIPS, _WARM_UP = 150, 30
 _PATIENCE_S = 10.0  # for an answer
 _WAKING = 1 / 3  # of a cold round trip is waking the worker; others than the first are woken one after the other
+_NUMBER = Box((1,), "float32", (-1.0,), (1.0,))  # for a policy that is never asked
 _COLD_S = 300e-6  # after so long without a question, a server sleeps
 
 
 class _NoPolicy:
+    """A device that answers whatever it is asked, at once."""
+
+    def inference(self, *_: object) -> _NoPolicy:
+        """Itself."""
+        return self
+
     def act(self, obs: object, noise: object, out: object) -> None:
         """At once."""
 
@@ -114,7 +122,7 @@ class _Questions:
 @contextmanager
 def _instant_server(plan: SlotsPlan, slots: Slots) -> Iterator[None]:
     """In a fork of this process: memory that was mapped before is shared. It ends with its parent."""
-    module = build_policy(PolicyConfig(net_arch=(4,), ortho_init=False), plan.observation, plan.action, 0)
+    module = build_policy(PolicyConfig(net_arch=(4,), ortho_init=False), _NUMBER, _NUMBER, 0)  # fits any environment
     flat = FlatParameters(module)
     store = WeightStore(flat.size, 1)
     store.publish(flat.published, 0)
@@ -122,8 +130,8 @@ def _instant_server(plan: SlotsPlan, slots: Slots) -> Iterator[None]:
     child = os.fork()
     if not child:
         try:
-            server = Server(ServerPlan(0, plan, "", module, 4, BatchLimits(), "", flat.size, 1, ""), slots, store)
-            server.inference = _NoPolicy()
+            instant = ServerPlan(0, plan, "", module, 4, BatchLimits(), "", flat.size, 1, "", _NoPolicy())
+            server = Server(instant, slots, store)
             while os.getppid() == parent:
                 if not server.look():
                     server.wait()

@@ -3,8 +3,8 @@
     a child, as a worker would be: fills slabs with a few environments · forks an instant server, asks it ──> Time each
     this process: acts with a copy of the policy, on its device, for as many rows as each placement would ──> Time each
 
-It takes about a second. What fails here leaves the question open: it will fail again where the error is shown whole.
-Decides nothing (placement).
+It takes about a second. What fails here leaves the question open, and is named as the reason; it will fail again where
+the error is shown whole. Decides nothing (placement).
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from headrace.clock import now_s
 from headrace.collecting.plan import HostPlan, build_actor
 from headrace.collecting.topology import TopologyConfig
 from headrace.collecting.workers import PRELOAD
+from headrace.envs.masks import keep_lawful
 from headrace.envs.spec import EnvSpec
 from headrace.errors import HeadraceError
 from headrace.evaluation.elsewhere import Elsewhere, Hung
+from headrace.inference.device_names import devices_of
 from headrace.inference.devices import inference_on, open_device
 from headrace.inference.slots import SlotsPlan
 from headrace.launch.measuring import FreeCores
@@ -40,8 +42,8 @@ from headrace.memory.layout import slab_bytes
 from headrace.memory.schema import rollout_schema, state_leaf
 from headrace.memory.segment import HeapSegment
 from headrace.memory.slab import Slab
-from headrace.memory.spaces import Leaves, ObservationSpace, Space, leaves_of, made_up, shape_of
-from headrace.plain_text import message_of
+from headrace.memory.spaces import Leaves, ObservationSpace, Space, made_up_leaves, shape_of
+from headrace.plain_text import message_of, shortened
 from headrace.policies.networks import as_policy
 from headrace.policies.noise_spec import NoiseSpec
 from headrace.policies.policy import Module, state_size_of
@@ -56,9 +58,17 @@ _STEPPING_S, _ACTING_S = 0.1, 0.15  # of each measurement
 _FIRST_ROWS = 4  # of a rollout, to see how long they take
 _MOST_ENVS = 4  # that are built to be measured
 _BUSY = 0.7  # other programs leave less than this of the cores: then they count
+_LONGEST_REASON = 300  # characters
 _LONGEST_S = 30.0  # without a sign of life from the environment
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """Something of it failed."""
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -84,16 +94,16 @@ def measure(
     spaces: tuple[ObservationSpace, Space],
     tile: int,
     rows: set[int],
-) -> Costs | None:
-    """All of it; None if something of it failed."""
+) -> Costs | Unmeasured:
+    """All of it, or what failed."""
     free, begun_s = FreeCores(), now_s()
     asked = _Asked(spec, seed, config.nan_policy, layout, *spaces, as_policy(policy).noise, state_size_of(policy))
     try:
         seen = _answered(asked, config)
         acting = _acting(policy, spaces, tile, config, rows)  # not at the same time: cores are what is measured
     except Exception as error:
-        logger.info("inference=auto could not be measured, so it is local: %s", message_of(error))
-        return None
+        kind = "" if isinstance(error, HeadraceError) else f"{type(error).__name__}: "
+        return Unmeasured(shortened(f"{kind}{message_of(error)}".partition("\n")[0], _LONGEST_REASON))
     cores, left = len(os.sched_getaffinity(0)), free.seen(seen["cpu_s"] / max(now_s() - begun_s, 1e-3))
     step, row, trip, slot = (Time(*seen[name]) for name in ("step", "row", "round_trip", "slot"))
     return Costs(
@@ -120,14 +130,13 @@ def _answered(asked: _Asked, config: TopologyConfig) -> dict[str, Any]:
 def _acting(
     policy: Module, spaces: tuple[ObservationSpace, Space], tile: int, config: TopologyConfig, rows: set[int]
 ) -> dict[int, Time]:
-    device = open_device(config.inference_device, is_shared=False)
+    device = open_device(devices_of(config.inference_device)[0], is_shared=False)
     rng, (observation, action) = np.random.default_rng(0), spaces
     tile = tile or default_tile(config.n_envs, as_policy(policy).largest_tile)
     infers = inference_on(device, Replica(FlatParameters(copy.deepcopy(policy))), observation, action, tile)
     found = {}
     for count in sorted(rows):
-        obs = {name: made_up(leaf, rng, count) for name, leaf in leaves_of(observation).items()}
-        obs |= state_leaf(state_size_of(policy), count)
+        obs = made_up_leaves(observation, rng, count) | state_leaf(state_size_of(policy), count)
         noise = np.zeros((count, as_policy(policy).noise.width), np.float32)
         out = np.zeros((count, *shape_of(action)), action.dtype)
         with torch_threads(1):
@@ -206,7 +215,7 @@ def _stepping(asked: _Asked, count: int, note: CrashNote | None) -> Time:
 
 
 class _Filling:
-    """An actor like a worker's, and a slab; its actions are the first ones there are."""
+    """An actor like a worker's, and a slab; its actions are the first ones there are, or that a mask allows."""
 
     def __init__(self, asked: _Asked, count: int, rows: int, note: CrashNote | None) -> None:
         schema = rollout_schema(asked.observation, asked.action, rows, count)
@@ -216,21 +225,22 @@ class _Filling:
         )  # fmt: skip
         self._actor, self._rows = build_actor(plan, 0, None, note), rows
         self._schema, self._memory = schema, HeapSegment(slab_bytes(schema))
+        self._action = asked.action
 
     def fill(self) -> float:
         """Seconds of a row."""
         slab = Slab(self._schema, self._memory.buffer)  # as fresh as one that is leased
         begun_s = now_s()
-        self._actor.fill(slab, _act)
+        self._actor.fill(slab, self._act)
         return (now_s() - begun_s) / self._rows
+
+    def _act(self, row: int, obs: Leaves, noise: Array, out: Array) -> int:
+        out[...] = 0
+        keep_lawful(self._action, out, obs)
+        return 0
 
     def close(self) -> None:
         self._actor.close()
-
-
-def _act(row: int, obs: Leaves, noise: Array, out: Array) -> int:
-    out[...] = 0
-    return 0
 
 
 def _slots_of(asked: _Asked) -> SlotsPlan:

@@ -99,6 +99,20 @@ def test_what_is_for_others_is_handed_on() -> None:
         ({"topology": "fused"}, "topology=fused is not built yet"),
         ({"inference": "central", "topology": "inline"}, "inference=central needs topology=processes, got inline"),
         ({"inference_servers": 0}, "inference_servers: expected 1 to n_envs = 8, got 0"),
+        (
+            {"inference_device": "cuda:0,cuda:1"},
+            "inference_device: 2 devices need inference=central, .* with inference=local, name one",
+        ),
+        (
+            {"inference": "auto", "inference_device": "cuda:0,cuda:1", "inference_servers": 2},
+            "2 devices need inference=central, .* with inference=auto, name one",
+        ),
+        (
+            {"inference": "central", "inference_device": "cuda:0,cuda:1,cuda:2", "inference_servers": 2},
+            "inference_device: 3 devices need as many servers, got inference_servers = 2; a server acts on one device",
+        ),
+        ({"inference_device": "cuda:0,"}, "inference_device: expected cpu, cuda, .*got ''"),
+        ({"inference_device": "cpu,cuda"}, "inference_device: expected devices of one kind, .*got 'cpu,cuda'"),
         ({"inference_max_batch": -1}, "inference_max_batch: expected 0 .all. or more, got -1"),
         ({"inference_max_wait_ms": -1.0}, "inference_max_wait_ms: expected 0 to 1000, got -1.0"),
         ({"inference": "remote"}, "inference: expected one of"),

@@ -6,19 +6,30 @@ meta device, which has no memory: a tensor left on the wrong side raises.
 
 from __future__ import annotations
 
+import copy
 import pickle
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.clock import now_ns
 from headrace.errors import UsageError
-from headrace.inference.device_names import Latency, latency_of
-from headrace.inference.devices import Emulated, OnDevice, TorchDevice, _reserve, open_device
+from headrace.inference.device_names import Latency, devices_of, latency_of, number_of_queues
+from headrace.inference.devices import (
+    Emulated,
+    OnDevice,
+    TorchDevice,
+    _reserve,
+    close_devices,
+    open_device,
+    open_devices,
+)
 from headrace.inference.local import LocalInference
 from headrace.inference.recurrent import inference_of
 from headrace.memory.schema import STATE, state_leaf
@@ -64,6 +75,42 @@ def test_names(said: str, meant: Latency | None) -> None:
 def test_other_names_are_refused(said: str) -> None:
     with pytest.raises(UsageError, match=r"^inference_device: expected .*got "):
         latency_of(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "names", "queues"),
+    [
+        ("cpu", ("cpu",), 1),
+        ("cuda", ("cuda",), 1),
+        ("cuda:0, cuda:1", ("cuda:0", "cuda:1"), 2),
+        ("cuda,cuda:0,cuda:1", ("cuda", "cuda:0", "cuda:1"), 2),  # two servers on the first GPU
+        ("emulated:1ms+1us,emulated:1ms+1us", ("emulated:1ms+1us",) * 2, 2),
+    ],
+)
+def test_several_names(said: str, names: tuple[str, ...], queues: int) -> None:
+    assert (devices_of(said), number_of_queues(said)) == (names, queues)
+
+
+@pytest.mark.parametrize("said", ["cpu,cuda", "cuda:0,emulated:1ms+1us", "cuda;cuda", "cuda,,cuda"])
+def test_mixtures_are_refused(said: str) -> None:
+    with pytest.raises(UsageError, match=r"^inference_device: expected .*got "):
+        devices_of(said)
+
+
+def test_emulated_devices_of_a_list_have_a_queue_each() -> None:
+    """Also in the process of a server; and none is left behind."""
+    first, second = open_devices("emulated:9s+1us,emulated:9s+1us", is_shared=True)
+    assert isinstance(first, Emulated)
+    assert isinstance(second, Emulated)
+    done, begun = first.reserve(1), now_ns()
+    assert second.reserve(1) < begun + 15_000_000_000, "it does not wait for the first"
+    assert pickle.loads(pickle.dumps(first)).reserve(1) == done + 9_000_001_000
+    close_devices((first, None, second))
+
+
+def test_a_list_of_which_one_is_not_there_leaves_nothing_behind() -> None:
+    with pytest.raises(UsageError, match="inference_device=cuda:98: torch finds no CUDA device here"):
+        open_devices("cuda:98,cuda:99", is_shared=True)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
@@ -175,6 +222,92 @@ def test_a_recurrent_policy_is_on_the_device(policy: str, observation: Observati
     there._obs_there[STATE] = there._obs[STATE]
     with pytest.raises(RuntimeError, match="on device"):
         there._forward(24, has_noise=True)
+
+
+class FakeCuda:
+    """A GPU's rules on the CPU: what it sends is there after a synchronize, and blocking copies are counted."""
+
+    def __init__(self, replica: Replica, patch: pytest.MonkeyPatch) -> None:
+        self.sent, self.blocking, self.unpinned, self.waits = 0, 0, 0, 0
+        self._pinned: list[int] = []  # storages of this side that the device reads by itself
+        self._on_its_way: list[Any] = []
+        self._weights = replica.vector.untyped_storage().data_ptr()
+        zeros, empty_like, copy_ = torch.zeros, torch.empty_like, torch.Tensor.copy_
+
+        def allocated(*shape: Any, pin_memory: bool | None = None, **options: Any) -> torch.Tensor:
+            tensor = zeros(*shape, **options)
+            if pin_memory:
+                self._pinned.append(tensor.untyped_storage().data_ptr())
+            self.unpinned += pin_memory is False
+            return tensor
+
+        def copied(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+            is_sent, is_fetched = self._is_here(source), self._is_here(to) and not self._is_weights(source)
+            self.sent += is_sent
+            self.blocking += (is_sent or is_fetched) and not non_blocking
+            if is_fetched and non_blocking:
+                self._on_its_way.append(lambda: copy_(to, source))
+                return to
+            return copy_(to, source)
+
+        patch.setattr(torch, "zeros", allocated)
+        patch.setattr(torch, "empty_like", lambda like, device: empty_like(like))
+        patch.setattr(torch.Tensor, "copy_", copied)
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "current_stream", lambda device: self)
+        patch.setattr("headrace.inference.devices.FlatParameters", self._there)
+
+    def synchronize(self) -> None:
+        """What was on its way is there."""
+        self.waits += 1
+        with torch.inference_mode():
+            while self._on_its_way:
+                self._on_its_way.pop()()
+
+    def _there(self, module: torch.nn.Module) -> Any:
+        flat, vector = FlatParameters(module), SimpleNamespace(device=torch.device("cuda:0"))
+        return SimpleNamespace(size=flat.size, module=module, published=flat.published, vector=vector)
+
+    def _is_here(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._pinned
+
+    def _is_weights(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() == self._weights
+
+
+@pytest.mark.parametrize("mutation", ["", "pin_memory", "non_blocking", "synchronize"])
+def test_copies_do_not_block_and_are_waited_for_once(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, observations, noise and actions; and each of the three rules is missed if it is broken."""
+    replica, obs, noise, out = acting("MlpPolicy", VECTOR, CHOICE, rows=21)
+    expected, store = np.empty_like(out), WeightStore(replica.vector.numel(), 1)
+    store.publish(replica.vector + 1, 0)
+    replica.load(store, 0)
+    LocalInference(replica.module, VECTOR, CHOICE, 8).act(obs, noise, expected)
+    assert len(set(expected.tolist())) > 1
+    cuda = FakeCuda(replica, monkeypatch)
+    broken(mutation, monkeypatch)
+    there = OnDevice(copy.deepcopy(replica.module), replica, VECTOR, CHOICE, 8)
+    seen = []
+    for _ in range(2):
+        out[...] = -1
+        there.act(obs, noise, out)
+        seen.append((out == expected).all())
+    assert cuda.sent == (0 if mutation == "pin_memory" else 2 * 2 + 1), "observations, noise; weights once"
+    assert (cuda.unpinned > 0) == (mutation == "pin_memory")
+    assert (cuda.blocking > 0) == (mutation == "non_blocking")
+    assert cuda.waits == (0 if mutation == "synchronize" else 2)
+    assert all(seen) == (mutation != "synchronize"), "actions that are read before they are there"
+
+
+def broken(mutation: str, patch: pytest.MonkeyPatch) -> None:
+    """One rule less in what OnDevice asks of torch."""
+    zeros, copy_ = torch.zeros, torch.Tensor.copy_
+    if mutation == "pin_memory":
+        patch.setattr(torch, "zeros", lambda *shape, pin_memory, **more: zeros(*shape, pin_memory=False, **more))
+    if mutation == "non_blocking":
+        patch.setattr(torch.Tensor, "copy_", lambda to, source, non_blocking=False: copy_(to, source))
+    if mutation == "synchronize":
+        patch.setattr(OnDevice, "_finish", lambda self: None)
 
 
 def acting(policy: str, observation: ObservationSpace, action: Space, rows: int) -> tuple[Replica, Any, Any, Any]:

@@ -40,6 +40,14 @@ def test_an_accelerator_has_one_queue() -> None:
     assert cycles(replace(costs, acting=device(2e-3, 0.0, alone)), alone)[LOCAL] == pytest.approx(2e-3)
 
 
+def test_servers_with_a_device_each_do_not_queue() -> None:
+    """2 ms a batch: two servers on two devices take as long as one on one, on one device twice as long."""
+    servers = replace(FOUR, servers=2)
+    costs = replace(FREE, acting=device(2e-3, 0.0, servers), has_one_queue=True)
+    for devices, expected in ((1, 4e-3), (2, 2e-3)):
+        assert cycles(costs, replace(servers, devices=devices))[CENTRAL] == pytest.approx(expected)
+
+
 def test_double_buffering_hides_the_shorter_of_stepping_and_acting() -> None:
     costs = replace(FREE, step=both(2e-3), acting=device(2e-3, 0.0, FOUR), has_one_queue=True)
     assert cycles(costs, FOUR) == pytest.approx({LOCAL: 10e-3, CENTRAL: 10e-3, BUFFERED: 8e-3})

@@ -9,6 +9,9 @@ import pytest
 
 import headrace as hr
 from headrace.collecting.forecast import Forecast, words
+from headrace.collecting.topology import TopologyConfig
+from headrace.envs.spec import EnvSpec
+from headrace.launch.auto import survey
 from headrace.launch.placement import BUFFERED, CENTRAL, LOCAL
 
 PLACE: dict[str, Any] = {"topology": "processes", "workers": 4, "inference": "auto", "spares": 0}
@@ -56,10 +59,61 @@ def test_a_policy_that_remembers_is_measured() -> None:
         assert collector.parts.topology.inference == "central"
 
 
-def test_what_fails_is_left_to_those_that_report_it() -> None:
-    """Of an environment whose steps raise: local inference, and its error comes from a worker."""
-    with hr.Collector("support.faulty_envs:Faulty", n_envs=8, n_steps=8, seed=7, **PLACE) as collector:
-        assert (collector.parts.topology.inference, dict(collector.parts.topology.promised)) == ("local", {})
+STACKS = ['gymnasium.wrappers:FrameStackObservation {"stack_size": 4}']
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        ("support.dict_envs:Signpost", {}),
+        ("support.dict_envs:Nested", {}),  # Dict and Tuple, each kind of leaf, float64
+        ("support.bit_envs:Probe", {"env_kwargs": {"observation": "nested", "action": "multi_discrete_2d"}}),
+        ("support.bit_envs:Cards", {"action_masks": True}),  # by info
+        ("support.bit_envs:Hand", {"action_masks": True, "env_kwargs": {"pairs": True}}),  # by a method
+        ("support.trial_envs:Switches", {"action_masks": True}),  # by a key of its Dict, MultiBinary actions
+        ("support.bit_envs:Hand", {"action_masks": True, "policy": "MlpLstmPolicy"}),
+        ("support.dict_envs:Signpost", {"policy": "MultiInputGruPolicy"}),
+        ("support.bit_envs:Frames", {"wrappers": STACKS}),
+    ],
+)
+def test_every_kind_of_environment_is_measured(env: str, options: dict[str, Any]) -> None:
+    """Also where action 0 is forbidden, and where one network for a single array would not do."""
+    options = {"policy": "auto", **options}
+    with hr.Collector(env, n_envs=8, n_steps=8, seed=1, **options, **PLACE | {"workers": 2}, **SLOW) as collector:
+        assert set(collector.parts.topology.promised) == {LOCAL, CENTRAL, BUFFERED}, collector.parts.topology.reasons
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ({}, "inference=local: each worker runs the policy itself"),
+        ({"inference": "central"}, "double_buffering=off: workers step all of their environments at once"),
+    ],
+)
+def test_what_fails_is_named_and_left_to_those_that_report_it(said: dict[str, Any], where: str) -> None:
+    """Of an environment whose steps raise: the simplest placement, and its whole error comes from a worker."""
+    with hr.Collector("support.faulty_envs:Faulty", n_envs=8, n_steps=8, seed=7, **PLACE | said) as collector:
+        topology = collector.parts.topology
+        assert (topology.inference, dict(topology.promised)) == (said.get("inference", "local"), {})
+        assert topology.reasons[0].startswith(f"{where}; what is faster could not be measured: env ")
+        assert topology.reasons[0].endswith("the environment raised RuntimeError: the simulator fell over")
+
+
+@pytest.mark.parametrize(
+    ("steps", "more", "why"),
+    [
+        (19_999, {}, "19,999 steps are too few to measure what is faster"),
+        (None, {"inference_servers": 5, "shards": 4}, "inference_servers=5 are more than there are shards"),
+    ],
+)
+def test_what_is_not_worth_measuring_is_named(steps: int | None, more: dict[str, Any], why: str) -> None:
+    config = TopologyConfig(8, 8, "processes", "4", "auto", **more)
+    topology = survey(EnvSpec("CartPole-v1"), 1, config, steps=steps, policy_of=unasked).topology
+    assert topology.reasons[0] == f"inference=local: each worker runs the policy itself; {why}"
+
+
+def unasked(*spaces: Any) -> Any:
+    raise AssertionError("a policy was made")
 
 
 def test_environments_that_take_long_are_stepped_a_few_times_only(tmp_path: Path) -> None:
