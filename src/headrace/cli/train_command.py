@@ -240,7 +240,8 @@ def _resume_locked(argv: list[str], named: Path, lock: RunLock | None) -> int:
     _require_same(saved, _run_config(options), options.algorithm)
     _require_consent(argv, options, _spec(_typed(argv, options)))  # of --config; the environment is the run's
     find_own_modules(saved.env.encode())
-    place, total = options.topology, options.session.total_timesteps
+    place, total, run_dir = options.topology, options.session.total_timesteps, options.run_dir or home
+    broken_off = None if run_dir is None or lock is None else unfinished(run_dir)
     with Model.from_snapshot(snapshot, topology=place, trust=True, total_timesteps=total) as model:  # it has consent
         if options.dry_run:
             print(f"{'resumes':<12} {found.name} at {model.num_timesteps:,} of {total:,} steps")
@@ -252,8 +253,6 @@ def _resume_locked(argv: list[str], named: Path, lock: RunLock | None) -> int:
                 f"raise it to go on"
             )
             return 0
-        run_dir = options.run_dir or home
-        broken_off = None if run_dir is None or lock is None else unfinished(run_dir)
         if broken_off is not None:
             warn(broken_off)
         return _train(model, options, run_dir, lock)
