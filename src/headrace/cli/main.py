@@ -18,6 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from headrace import __version__
+from headrace.cli.ending import end_in_time, exit_code
 from headrace.cli.printing import explain, flush, say, warn
 from headrace.errors import HeadraceError
 from headrace.last_words import watch_stderr
@@ -63,12 +64,18 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: a name may hold what a terminal has not
     others = {*descendants(os.getpid())} if argv is None else set()
+    code = 1
     try:
-        return flush(_run(sys.argv[1:] if argv is None else argv))
+        code = flush(_run(sys.argv[1:] if argv is None else argv))
+        return code
+    except SystemExit as error:
+        code = exit_code(error)
+        raise
     finally:
         if argv is None:  # the process ends now
             if ended := end_spawned(others):
                 warn(f"ended what environments had started and not closed: {', '.join(ended)}")
+            end_in_time(code)
             gc.freeze()  # a last collection of all of torch would cost half a second
 
 
