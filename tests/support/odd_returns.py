@@ -309,13 +309,25 @@ def odd_envs(space: str, odd: Odd, at: int, env_indices: range, position: int) -
 
 
 class Sharing(gym.ObservationWrapper[Any, Any, Any]):
-    """Hands out its observations in memory that other instances write to as well."""
+    """Hands out observations, or rewards and flags, in memory that other instances write to as well."""
 
     def __init__(self, env: ChainEnv, way: str, common: dict[str, Any]) -> None:
         super().__init__(env)
         self._way, self._common = way, common
 
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self._way not in NUMBER_WAYS:
+            return obs, reward, terminated, truncated, info
+        shape = NUMBER_WAYS[self._way]
+        numbers: list[Any] = self._common.setdefault("numbers", [np.zeros(shape, kind) for kind in (float, bool, bool)])
+        for array, value in zip(numbers, (reward, terminated, truncated), strict=True):
+            array[...] = value
+        return obs, numbers[0], numbers[1], numbers[2], info
+
     def observation(self, observation: Any) -> Any:
+        if self._way in NUMBER_WAYS:
+            return observation
         memory = self._common.setdefault("memory", np.zeros((4, 6), np.float32))
         match self._way:
             case "one array":
@@ -357,7 +369,9 @@ class Sharing(gym.ObservationWrapper[Any, Any, Any]):
         raise AssertionError(self._way)
 
 
+NUMBER_WAYS: dict[str, tuple[int, ...]] = {"rewards and flags": (), "rewards and flags of one entry": (1,)}
 SHARED_WAYS = (
+    *NUMBER_WAYS,
     "one array", "views of one array", "views that overlap", "every other entry", "a tensor", "a tensor's array",
     "a list", "float64", "everybody's last",
 )  # fmt: skip

@@ -111,7 +111,7 @@ class SerialEnvs:
             for position, step, action, span in zip(range(self.num_envs), steps, actions, self._spans, strict=True):
                 note[POSITION] = position
                 obs, reward, terminated, truncated, _ = step(action)
-                rewards.append(reward)
+                rewards.append(reward if type(reward) in PLAIN else returns.reward(position, reward))  # may be shared
                 if (terminated is not False and terminated is not _NO) or (
                     truncated is not False and truncated is not _NO
                 ):
@@ -134,8 +134,6 @@ class SerialEnvs:
             raise failure(position, self._indices[position], error) from error
         if usual.is_ranged:
             usual.require_range(out)
-        if not PLAIN.issuperset(map(type, rewards)):
-            rewards = returns.rewards(rewards)
         note[DOING] = NOTHING
         try:
             self._pack(row.reward, 0, *rewards)
