@@ -100,10 +100,9 @@ class SerialEnvs:
         row.episode[:] = self._episode
         row.step[:] = self._step
         self._step += 1
-        returns, usual = self._returns, self._returns.usual
+        note, returns, usual = self._note, self._returns, self._returns.usual
         out, array, is_flat, flat = row.next_obs[usual.name], np.ndarray, self._is_flat, row.next_flat[usual.name]
         shape, fits, (least, beyond) = usual.usual_shape, usual.fits, usual.choices
-        note = self._note
         note[DOING], position = STEP, 0
         actions, self._rows = self._as_sent(row.action), self._rows + 1
         steps = self._steps if self._rows % _TIMED_ROWS else self._timed_steps
