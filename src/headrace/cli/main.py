@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from headrace import __version__
 from headrace.cli.ending import end_in_time, exit_code
-from headrace.cli.printing import explain, flush, say, warn
+from headrace.cli.printing import explain, flush, open_closed_streams, say, warn
 from headrace.errors import HeadraceError
 from headrace.last_words import watch_stderr
 from headrace.runtime.leftovers import descendants, end_spawned
@@ -60,6 +60,8 @@ examples:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    if argv is None:
+        open_closed_streams()
     watch_stderr()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: a name may hold what a terminal has not
