@@ -57,9 +57,9 @@ def with_files(extra: dict[str, Any]) -> list[str]:
     )
     return [
         "",
-        f"Growth of PSS, files included: {each}. The difference is pages of mapped files (torch's libraries), which PSS "
-        "counts by share: it grows when the run touches more of them and when other processes of the machine that map "
-        "them end; which of the two it was is not measured.",
+        f"Growth of PSS, files included: {each}. The difference is pages of mapped files (torch's libraries), which "
+        "PSS counts by share: it grows when the run touches more of them and when other processes of the machine that "
+        "map them end; which of the two it was is not measured.",
     ]
 
 
