@@ -152,7 +152,8 @@ class ForkServer:
         return self._server
 
     def _wait_for(self, server: Child) -> None:
-        ready, deadline = [], now_s() + _ANSWER_S
+        ready: list[Any] = []
+        deadline = now_s() + _ANSWER_S
         while not ready and now_s() < deadline:
             ready = wait([server.line.connection, server.sentinel], _LOOK_S)
             if not ready and server.is_stopped:  # it would not answer, however long it is waited for
