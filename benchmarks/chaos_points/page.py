@@ -42,7 +42,25 @@ def rendered(document: dict[str, Any]) -> str:
         lines += ["| measured | value | goal | holds |", "|---|---|---|---|"]
         lines += [row(claim) for claim in entry["claims"]]
         lines += [f"| {cell(missing)} | not built yet | | |" for missing in entry["missing"]]
+        lines += with_files(entry.get("extra", {}))
     return "\n".join(lines) + "\n"
+
+
+def with_files(extra: dict[str, Any]) -> list[str]:
+    """What the judged growth of memory leaves out."""
+    grown = {side: one for side, one in extra.items() if isinstance(one, dict) and "pss_growth_mb" in one}
+    if not grown:
+        return []
+    each = "; ".join(
+        f"slow {side}: {number(one['pss_growth_mb'])} MB, without files {number(one['own_growth_mb'])} MB"
+        for side, one in grown.items()
+    )
+    return [
+        "",
+        f"Growth of PSS, files included: {each}. The difference is pages of mapped files (torch's libraries), which "
+        "PSS counts by share: it grows when the run touches more of them and when other processes of the machine that "
+        "map them end; which of the two it was is not measured.",
+    ]
 
 
 def entries_of(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -69,6 +69,12 @@ def test_the_reliability_report_is_what_was_measured() -> None:
     assert numbers >= {"14, slow learner, long", "14, slow actors, long"}
 
 
+def test_memory_is_shown_with_files_too() -> None:
+    page = (ROOT / "docs" / "chaos.md").read_text()
+    assert "files included: slow actors: 17.1 MB, without files 0.279 MB" in page
+    assert "files included: slow learner: 13.4 MB, without files 0.0123 MB" in page
+
+
 def test_another_figure_or_a_broken_promise_would_show() -> None:
     document = json.loads(CHAOS.read_text())
     page = page_of(document)

@@ -50,6 +50,7 @@ def limit_of(text: str) -> tuple[float, float]:
         ("gil", "holds_the_gil"),
         pytest.param("sleep", "sleeps_for_ever", marks=pytest.mark.full),
         ("spin", "spins_and_ignores_sigterm"),
+        ("half", "says_half"),
     ],
 )
 def test_hung_in_step(what: str, function: str, tmp_path: Path, warned: Warnings) -> None:

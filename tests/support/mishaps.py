@@ -125,6 +125,14 @@ def closes_its_line() -> None:
     time.sleep(1000)
 
 
+def says_half() -> None:
+    """As code that writes to sockets which it does not own, and then hangs."""
+    for one in gc.get_objects():
+        if isinstance(one, multiprocessing.connection.Connection) and one.writable and not one.closed:
+            os.write(one.fileno(), b"\0\0\x10\0half")
+    time.sleep(1000)
+
+
 def becomes_another_program() -> NoReturn:
     os.execv("/bin/sleep", ["sleep", "1000"])
 
@@ -159,6 +167,7 @@ MISHAPS: dict[str, Callable[[], None]] = {
     "spin": spins_and_ignores_sigterm,
     "stop": stops_itself,
     "hang-up": closes_its_line,
+    "half": says_half,
     "exec": becomes_another_program,
     "exit": lambda: os._exit(3),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),

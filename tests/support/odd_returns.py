@@ -204,11 +204,12 @@ def _observation(space: gym.Space[Any]) -> list[Choose]:
         """Other ways to say it that are unambiguous."""
         plain = np.full(shape, 1, dtype)
         ways: list[Any] = [plain, plain.copy(order="F"), plain.astype(dtype.newbyteorder())]
-        ways += [np.full((*shape, 2), 1, dtype)[..., 0], plain.astype(np.int8) if dtype != np.uint8 else plain]
+        ways += [np.full((*shape, 2), 1, dtype)[..., 0], plain.astype(np.int8)]
+        ways += [plain.tolist()]
         if dtype not in (np.uint8, np.int8):
-            ways += [plain.tolist(), plain.astype(bool)]
-        if dtype == np.int8:
-            ways += [plain.tolist(), np.full(shape, 1, np.int64)]
+            ways += [plain.astype(bool)]
+        if dtype.kind in "iu":
+            ways += [np.full(shape, 1, np.int64), np.full(shape, 1, np.uint16)]
         if dtype.kind == "f":
             ways += [plain.astype(np.float16), torch.ones(shape), np.full(shape, 1, np.int64)]
         thing = ways[int(rng.integers(len(ways)))]
@@ -236,6 +237,7 @@ _NO_VALUES: list[Callable[[], Any]] = [
     lambda: None, lambda: "1", lambda: "no", lambda: "", lambda: b"1", list, lambda: [1.0], dict, object,
     lambda: 1j, lambda: np.complex64(1), lambda: np.ones(2), lambda: np.zeros(0), lambda: np.ones((1, 2)),
     lambda: np.array("1"), lambda: np.str_("1"), lambda: np.array(None), lambda: np.datetime64("2020-01-01"),
+    lambda: np.ma.masked, lambda: np.ma.masked_all(1), lambda: np.timedelta64(1), lambda: np.timedelta64(1, "s"),
     lambda: torch.ones(1, requires_grad=True), lambda: torch.ones(2), lambda: 10**400, lambda: -(10**400),
     lambda: float("nan"), lambda: np.float32("nan"), lambda: float("inf"), lambda: decimal.Decimal("nan"),
     lambda: np.array(float("-inf")), lambda: torch.tensor(float("nan")), lambda: iter([1.0]), lambda: type,
@@ -309,13 +311,25 @@ def odd_envs(space: str, odd: Odd, at: int, env_indices: range, position: int) -
 
 
 class Sharing(gym.ObservationWrapper[Any, Any, Any]):
-    """Hands out its observations in memory that other instances write to as well."""
+    """Hands out observations, or rewards and flags, in memory that other instances write to as well."""
 
     def __init__(self, env: ChainEnv, way: str, common: dict[str, Any]) -> None:
         super().__init__(env)
         self._way, self._common = way, common
 
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self._way not in NUMBER_WAYS:
+            return obs, reward, terminated, truncated, info
+        shape = NUMBER_WAYS[self._way]
+        numbers: list[Any] = self._common.setdefault("numbers", [np.zeros(shape, kind) for kind in (float, bool, bool)])
+        for array, value in zip(numbers, (reward, terminated, truncated), strict=True):
+            array[...] = value
+        return obs, numbers[0], numbers[1], numbers[2], info
+
     def observation(self, observation: Any) -> Any:
+        if self._way in NUMBER_WAYS:
+            return observation
         memory = self._common.setdefault("memory", np.zeros((4, 6), np.float32))
         match self._way:
             case "one array":
@@ -357,7 +371,9 @@ class Sharing(gym.ObservationWrapper[Any, Any, Any]):
         raise AssertionError(self._way)
 
 
+NUMBER_WAYS: dict[str, tuple[int, ...]] = {"rewards and flags": (), "rewards and flags of one entry": (1,)}
 SHARED_WAYS = (
+    *NUMBER_WAYS,
     "one array", "views of one array", "views that overlap", "every other entry", "a tensor", "a tensor's array",
     "a list", "float64", "everybody's last",
 )  # fmt: skip

@@ -46,7 +46,7 @@ def export_policy(
             facts = _facts(parts.config.policy.policy, source.num_timesteps)
             write_onnx(parts.acting, parts.observation, parts.action, path, facts)
         else:
-            _from_checkpoint(Path(source), path, policy)
+            _from_checkpoint(Path(source), path.absolute(), policy)
     return path
 
 

@@ -37,7 +37,8 @@ from headrace.api.plan_text import described, facts, plan_text
 from headrace.api.prediction import predicted
 from headrace.api.tuning import Tuned
 from headrace.api.vec_env import VecEnv, play_envs
-from headrace.build import Parts, build_run
+from headrace.api.whereabouts import Whereabouts
+from headrace.build import build_run
 from headrace.checkpoints.run_directory import open_run_dir
 from headrace.checkpoints.snapshot import Snapshot, find_latest, save
 from headrace.collecting.schedule import Schedule
@@ -59,7 +60,6 @@ from headrace.session_files import SessionFiles
 from headrace.session_result import Result, with_not_closed
 from headrace.telemetry.sinks import Record
 from headrace.telemetry.wandb_sink import WandbConfig, started, wandb_config
-from headrace.train import Run
 from headrace.views.terminal import TerminalView
 from headrace.weights.saving import load as load_weights
 from headrace.weights.saving import publish_changed
@@ -86,11 +86,11 @@ class Model:
     _is_torn = False  # collecting was broken off: the environments are beyond the last commit
     _is_closed = False
     _check: InPassing | None = None  # of the first episodes, begun by the first session
-    _run: Run
-    _parts: Parts
 
-    def _set_up(self, config: RunConfig, module: Module | None) -> None:
-        self._run, self._parts = build_run(config, copy.deepcopy(module))
+    def _set_up(self, config: RunConfig, module: Module | None, *more: Any) -> None:
+        self._where = Whereabouts()
+        with self._where.kept():
+            self._run, self._parts = build_run(config, copy.deepcopy(module), *more)
 
     @classmethod
     def from_config(cls, config: RunConfig, module: Module | None = None,
@@ -104,7 +104,7 @@ class Model:
         recorded = None if schedule is None else Schedule.read(Path(schedule), config.topology.n_steps)
         model = cls.__new__(cls)
         model._is_new = is_new
-        model._run, model._parts = build_run(config, copy.deepcopy(module), recorded, steps)
+        model._set_up(config, module, recorded, steps)
         return model
 
     def plan(self) -> str:
@@ -171,14 +171,15 @@ class Model:
             self._rewind()
         publish_changed(self._parts.weights)  # model.policy.load_state_dict(...) before this
         encoded = encode(self._parts.config) | {"session": asdict(config)}
-        self._last_dir, self._sinks = run_dir, partial(started, wandb, run_dir, encoded)
-        if run_dir is None:
+        self._last_dir = home = run_dir and self._where.absolute(run_dir)
+        self._sinks = partial(started, wandb, home, encoded)
+        if run_dir is None or home is None:
             return self._train(config, None, show, callback)
-        with open_run_dir(run_dir, encoded, self._is_new, lock):
+        with self._where.as_typed(run_dir), open_run_dir(home, encoded, self._is_new, lock):
             self._is_new = False
             if self.tuned is not None:
-                self.tuned.keep(run_dir)  # now: the run may be killed
-            return self._train(config, run_dir, show, callback)
+                self.tuned.keep(home)  # now: the run may be killed
+            return self._train(config, home, show, callback)
 
     def _train(self, config: SessionConfig, run_dir: Path | None, show: bool, callback: Callback | None) -> Result:
         parts, view, say = self._parts, None, (lambda text: None)
@@ -199,7 +200,7 @@ class Model:
             self._run, config, play, files, check, run_dir, view, called, notes, place.forecast, place.encode()
         )
         self._is_torn = True  # until the session comes to an orderly end
-        with torch_threads(self._run.algorithm.threads):  # once for all updates
+        with torch_threads(self._run.algorithm.threads), self._where.kept():  # once for all updates
             self.result = session.train()
         self._is_torn = self.result.exit_code in (129, 130, 143)
         return self.result
@@ -215,7 +216,7 @@ class Model:
     @in_words(OF_CALLS)
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything needed to go on, or to predict, into a directory."""
-        save(self._snapshot(), Path(path))
+        save(self._snapshot(), self._where.absolute(Path(path)))
 
     @classmethod
     @in_words(OF_CALLS)

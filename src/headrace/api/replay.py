@@ -151,7 +151,7 @@ def _filming(spec: EnvSpec, render: str | os.PathLike[str] | None) -> Iterator[t
     if render is None:
         yield spec, lambda env, replay: None
         return
-    path = Path(render)
+    path = Path(render).absolute()  # the environment may change the working directory
     require_video_name(path)
     film = Film()
     yield replaced(spec, kwargs={**spec.kwargs, "render_mode": "rgb_array"}), lambda env, replay: film.look(env)

@@ -191,7 +191,7 @@ def _written(
                 describe_observation(env.observation_space, spec.name),
                 describe_action(env.action_space, spec.name),
             )
-        file = ParquetFile(Path(text), *spaces, {"env": spec.encode(), "seed": seed})
+        file = ParquetFile(Path(text).absolute(), *spaces, {"env": spec.encode(), "seed": seed})
     try:
         yield file
         file.finish()

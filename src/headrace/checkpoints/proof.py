@@ -9,6 +9,7 @@ A key that others can read, or that is a link, is not used. Without a key, work 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
@@ -38,10 +39,16 @@ class KeyUnusableError(Exception):
 def key_path() -> Path:
     """Where this user's key lies."""
     if os.environ.get(KEY_VARIABLE):
-        return Path(os.environ[KEY_VARIABLE])
+        return _absolute(os.environ[KEY_VARIABLE])
     state = os.environ.get("XDG_STATE_HOME", "")
     home = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
     return home / "headrace" / "key"
+
+
+@functools.cache
+def _absolute(path: str) -> Path:
+    """As it was when it was first asked for: an environment may change the working directory later."""
+    return Path(path).absolute()
 
 
 def prove(purpose: str, data: Mapping[str, Any]) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from headrace.cli.options import env_kwargs, parse, translate
-from headrace.cli.printing import passing
+from headrace.cli.printing import passing, warn
 from headrace.errors import EnvError
 from headrace.presets import preset
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.runtime.line import Line
 
 _SAID, _ANSWER, _FAILED = b"S", b"A", b"F"
-_END_S = 5.0  # for a check that has answered to end by itself
+_END_S = 3.0  # for a check that has answered to end by itself
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,13 @@ def main(argv: list[str]) -> int:
             if data.startswith(_ANSWER):
                 has_answer = True
                 print(data[1:].decode(), flush=True)
+                break  # not until the line ends: threads of the environment may outlive the answer
         patience_s = _END_S
     finally:
         passing("")
         code = child.end(patience_s)
+    if has_answer and code == -signal.SIGKILL:
+        warn(f"{spec.name}: a thread it started, or something it left for the end (atexit), did not end and was killed")
     if not has_answer and code != 1:  # 1: it has said what it hung in
         raise EnvError(f"{spec.name}: the process that played it died: {how_it_ended(code)}")
     return 0 if has_answer else 1

@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"--n-eval-episodes: expected at least 1, got {options.n_eval_episodes}")
     if options.json is not None and not options.json.parent.is_dir():
         raise UsageError(f"--json {options.json}: expected a file in an existing directory")
+    answer = None if options.json is None else options.json.absolute()  # environments may change the directory
     from headrace.api.evaluation import evaluate_parts
     from headrace.api.model import Model
     from headrace.checkpoints.snapshot import find_latest
@@ -61,10 +62,10 @@ def main(argv: list[str]) -> int:
         f"{found.name} at {snapshot.state['steps']:,} steps: mean return {result.mean_reward:.2f} +/- "
         f"{result.std_reward:.2f} over {len(result.returns)} episodes, mean length {result.mean_length:.1f}"
     )
-    if options.json is not None:
+    if answer is not None:
         data = {"mean_reward": result.mean_reward, "std_reward": result.std_reward}
         try:
-            options.json.write_text(json.dumps(data | {"returns": result.returns, "lengths": result.lengths}) + "\n")
+            answer.write_text(json.dumps(data | {"returns": result.returns, "lengths": result.lengths}) + "\n")
         except OSError as error:
             raise UsageError(f"--json {options.json}: can't be written: {error}") from error
     wanted = options.reward_threshold

@@ -18,7 +18,8 @@ from types import FrameType
 from typing import NoReturn
 
 from headrace import __version__
-from headrace.cli.printing import explain, flush, say, warn
+from headrace.cli.ending import end_in_time, exit_code
+from headrace.cli.printing import explain, flush, open_closed_streams, say, warn
 from headrace.errors import HeadraceError
 from headrace.last_words import watch_stderr
 from headrace.runtime import guard
@@ -60,6 +61,8 @@ examples:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    if argv is None:
+        open_closed_streams()
     watch_stderr()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: a name may hold what a terminal has not
@@ -67,13 +70,19 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:  # the process is headrace's as a whole
         others = {*descendants(os.getpid())}
         guard.command.expect()
+    code = 1
     try:
-        return flush(_run(sys.argv[1:] if argv is None else argv))
+        code = flush(_run(sys.argv[1:] if argv is None else argv))
+        return code
+    except SystemExit as error:
+        code = exit_code(error)
+        raise
     finally:
         if argv is None:  # the process ends now
             if ended := end_spawned(others):
                 warn(f"ended what environments had started and not closed: {', '.join(ended)}")
             guard.command.leave()
+            end_in_time(code)
             gc.freeze()  # a last collection of all of torch would cost half a second
 
 

@@ -19,8 +19,9 @@ from headrace.plain_text import MAX_TRACEBACK, printable, shortened
 
 def say(text: str) -> None:
     """A message."""
-    with suppress(OSError):
-        print(printable(text), file=sys.stderr)
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(printable(text), file=sys.stderr)
 
 
 def warn(text: str) -> None:
@@ -49,6 +50,23 @@ def passing(text: str) -> None:
             width = shutil.get_terminal_size().columns - 1
             sys.stderr.write(f"\r\x1b[K{printable(text, is_one_line=True)[:width]}")
             sys.stderr.flush()
+
+
+def open_closed_streams() -> None:
+    """What was closed by who ran the command (2>&-, a daemon): else the next file that is opened has its number."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            os.set_inheritable(descriptor, True)
+        if getattr(sys, name) is None:
+            stream = open(descriptor, "r" if descriptor == 0 else "w", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def flush(code: int) -> int:

@@ -244,7 +244,9 @@ def _resume_locked(argv: list[str], named: Path, lock: RunLock | None) -> int:
     require_same(saved, asked, options.algorithm)
     _require_consent(argv, options, _spec(_typed(argv, options)))  # of --config; the environment is the run's
     find_own_modules(saved.env.encode())
-    total, learns_on = options.session.total_timesteps, asked.algorithm.learner_device
+    run_dir, total = options.run_dir or home, options.session.total_timesteps
+    broken_off = None if run_dir is None or lock is None else unfinished(run_dir)
+    learns_on = asked.algorithm.learner_device
     with Model.from_snapshot(
         snapshot, place=asked.topology, trust=True, total_timesteps=total, learner_device=learns_on
     ) as model:  # it has consent
@@ -258,8 +260,6 @@ def _resume_locked(argv: list[str], named: Path, lock: RunLock | None) -> int:
                 f"raise it to go on"
             )
             return 0
-        run_dir = options.run_dir or home
-        broken_off = None if run_dir is None or lock is None else unfinished(run_dir)
         if broken_off is not None:
             warn(broken_off)
         return _train(model, options, run_dir, lock)

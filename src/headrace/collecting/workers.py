@@ -301,7 +301,7 @@ class Workers:
 
 def _not_closed(child: Child) -> HeadraceError | None:
     """What a worker that has ended said of environments that could not be closed."""
-    while child.has_ended and (data := child.line.receive_nowait()) is not None:
+    while child.has_ended and (data := child.line.receive_nowait()):
         if data.startswith(NOT_CLOSED):
             return failure_of(child.name, data[len(NOT_CLOSED) :])
     return None

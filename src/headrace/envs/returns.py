@@ -123,7 +123,8 @@ class LeafReader:
     def _stored(self, array: Array, position: int) -> Array:
         """[n, ...] of the right shape, in the space's dtype; the first belongs to `position`."""
         if array.dtype != self.dtype:
-            if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            are_whole = array.dtype.kind in "iu" and self.dtype.kind in "iu"  # whose values are looked at
+            if not are_whole and not np.can_cast(array.dtype, self.dtype, "same_kind"):
                 raise EnvFailure(position, f"returned an {self._what} of dtype {array.dtype}, expected {self.dtype}")
             array = self._cast(array, position)
         if not isinstance(self._space, Box):
@@ -271,6 +272,8 @@ def _arrays(obs: Any, shape: tuple[int, ...]) -> Any:
 def number(value: Any) -> float | None:
     """The one real number that a value is; None if it is none."""
     try:
+        if isinstance(value, np.timedelta64) or (isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)):
+            return None
         if isinstance(value, numbers.Real | Decimal | np.bool_):
             return float(value)
         array = np.asarray(value) if hasattr(value, "__array__") else None

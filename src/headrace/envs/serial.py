@@ -100,10 +100,9 @@ class SerialEnvs:
         row.episode[:] = self._episode
         row.step[:] = self._step
         self._step += 1
-        returns, usual = self._returns, self._returns.usual
+        note, returns, usual = self._note, self._returns, self._returns.usual
         out, array, is_flat, flat = row.next_obs[usual.name], np.ndarray, self._is_flat, row.next_flat[usual.name]
         shape, fits, (least, beyond) = usual.usual_shape, usual.fits, usual.choices
-        note = self._note
         note[DOING], position = STEP, 0
         actions, self._rows = self._as_sent(row.action), self._rows + 1
         steps = self._steps if self._rows % _TIMED_ROWS else self._timed_steps
@@ -111,7 +110,7 @@ class SerialEnvs:
             for position, step, action, span in zip(range(self.num_envs), steps, actions, self._spans, strict=True):
                 note[POSITION] = position
                 obs, reward, terminated, truncated, _ = step(action)
-                rewards.append(reward)
+                rewards.append(reward if type(reward) in PLAIN else returns.reward(position, reward))  # may be shared
                 if (terminated is not False and terminated is not _NO) or (
                     truncated is not False and truncated is not _NO
                 ):
@@ -134,8 +133,6 @@ class SerialEnvs:
             raise failure(position, self._indices[position], error) from error
         if usual.is_ranged:
             usual.require_range(out)
-        if not PLAIN.issuperset(map(type, rewards)):
-            rewards = returns.rewards(rewards)
         note[DOING] = NOTHING
         try:
             self._pack(row.reward, 0, *rewards)

@@ -65,7 +65,7 @@ class _Watch:
             faulthandler.cancel_dump_traceback_later()
 
     def _arm(self) -> None:
-        with suppress(AttributeError, OSError, ValueError):  # there is no stderr
+        with suppress(AttributeError, OSError, RuntimeError, ValueError):  # there is no stderr
             faulthandler.dump_traceback_later(self._limit_s + _GRACE_S, exit=True, file=sys.__stderr__)  # type: ignore[arg-type]
 
     def _watch(self) -> None:
@@ -85,7 +85,9 @@ class _Watch:
             is_stuck = not self._can_break() or idle_s > self._limit_s + _GRACE_S / 2
             if self.error is not None and is_stuck and not is_said:
                 is_said = True
-                print(*self.error.__notes__, f"headrace: error: {self.error}", sep="\n", file=sys.stderr, flush=True)
+                if sys.stderr is not None:
+                    said = (*self.error.__notes__, f"headrace: error: {self.error}")
+                    print(*said, sep="\n", file=sys.stderr, flush=True)
 
     def _error(self) -> EnvError:
         noted = self._note.read()

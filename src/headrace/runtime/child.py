@@ -176,7 +176,8 @@ def run(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if not keeps_safe_path:
         os.environ.pop(SAFE_PATH, None)  # what an environment starts finds its modules as ever
-    faulthandler.enable()
+    with contextlib.suppress(OSError, RuntimeError):  # there is no stderr
+        faulthandler.enable()
     multiprocessing.current_process().daemon = False  # environments may have children
     for name in preload:
         importlib.import_module(name)

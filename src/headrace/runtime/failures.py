@@ -38,8 +38,15 @@ def report(error: BaseException) -> bytes:
 
 def failure_of(name: str, data: bytes, with_ours: bool = True) -> HeadraceError:
     """What a child reported, as the error it was, with its whole traceback; or only if it was somebody else's code."""
-    report: dict[str, Any] = json.loads(data)
-    kind = getattr(errors, report["kind"], None)
+    try:
+        report: dict[str, Any] = json.loads(data)
+        kind = getattr(errors, report["kind"], None)
+        report["message"], report["place"], report["is_others"], report["traceback"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return HeadraceError(
+            f"{name} reported a failure that can't be read ({data[:40]!r}): something in it writes to sockets that are "
+            f"not its own"
+        )
     if isinstance(kind, type) and issubclass(kind, HeadraceError):
         failure = kind(report["message"])
     else:

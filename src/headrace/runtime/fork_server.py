@@ -33,6 +33,7 @@ from headrace.runtime.line import Line
 
 READY_S = 120.0  # for the imports
 _ANSWER_S = 20.0  # for one fork
+_LOOK_S = 1.0
 _FRUITLESS = 5  # servers in a row that died before they were ready: no more are started ahead of need
 _READY = b"R"
 
@@ -151,13 +152,19 @@ class ForkServer:
         return self._server
 
     def _wait_for(self, server: Child) -> None:
-        if server.line.connection not in wait([server.line.connection, server.sentinel], _ANSWER_S):
+        ready: list[Any] = []
+        deadline = now_s() + _ANSWER_S
+        while not ready and now_s() < deadline:
+            ready = wait([server.line.connection, server.sentinel], _LOOK_S)
+            if not ready and server.is_stopped:  # it would not answer, however long it is waited for
+                break
+        if server.line.connection not in ready:
             raise ConnectionResetError(f"the fork server did not answer: {self._bury(server)}")
 
     def _answer(self, server: Child) -> bytes:
         self._wait_for(server)
         answer = server.line.receive_nowait()
-        if answer is None:
+        if not answer:
             raise ConnectionResetError(f"the fork server ended when it was asked: {self._bury(server)}")
         return answer
 

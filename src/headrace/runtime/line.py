@@ -44,20 +44,26 @@ class Line:
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self.connection = connection
+        self._begun = b""  # of a message that is not whole yet
 
     def receive(self) -> bytes | None:
         """The next message; None once the other side has hung up."""
-        try:
+        with contextlib.suppress(EOFError, OSError):
             return self.connection.recv_bytes()
-        except (EOFError, OSError):
-            return None
+        return None
 
     def receive_nowait(self) -> bytes | None:
-        """A message that is already there; None if there is none."""
-        try:
-            return self.connection.recv_bytes() if self.connection.poll(0) else None
-        except (EOFError, OSError):
-            return None
+        """A message that is already there, b"" if only a part of it is; None if there is none, or no more to come."""
+        with contextlib.suppress(OSError):
+            while self.connection.poll(0):
+                end = 4 + (int.from_bytes(self._begun[:4]) if len(self._begun) >= 4 else 0)
+                if end > 1 << 30 or not (part := os.read(self.connection.fileno(), end - len(self._begun))):
+                    return None  # so long: nonsense
+                self._begun += part
+                if 4 < end == len(self._begun):
+                    whole, self._begun = self._begun[4:], b""
+                    return whole
+        return b"" if self._begun else None
 
     def say_no_more(self) -> None:
         """The other side receives None when it has read the rest; what it says is still received."""
@@ -72,8 +78,7 @@ class Line:
 
 def wait_any(children: Sequence[Peer], timeout_s: float, others: Sequence[int] = ()) -> list[Message | Death | Woken]:
     """What happened to children or other descriptors: at least one thing, or nothing within the time."""
-    by_source: dict[Any, Peer] = {child.line.connection: child for child in children}
-    by_source |= {child.sentinel: child for child in children}
+    by_source: dict[Any, Peer] = {one: child for child in children for one in (child.line.connection, child.sentinel)}
     ready = wait([*by_source, *others], timeout_s)
     happened: list[Message | Death | Woken] = []
     dead = [by_source[source] for source in ready if isinstance(source, int) and source in by_source]
@@ -83,9 +88,10 @@ def wait_any(children: Sequence[Peer], timeout_s: float, others: Sequence[int] =
             happened.append(Woken())
         elif isinstance(source, Connection) and child not in dead:
             data = child.line.receive_nowait()
-            happened.append(hung_up(child) if data is None else Message(child, data))
+            if data or data is None:  # a part of a message is silence
+                happened.append(hung_up(child) if data is None else Message(child, data))
     for child in dead:
-        while (data := child.line.receive_nowait()) is not None:
+        while data := child.line.receive_nowait():
             happened.append(Message(child, data))
         happened.append(Death(child, child.end(1.0)))
     return happened

@@ -253,3 +253,18 @@ def test_a_reaping_that_is_broken_off_loses_an_exit_code_and_no_more(
     third = server.fork("third")
     assert works(third)
     third.end(5.0)
+
+
+def test_a_stopped_server_is_not_waited_for(server: ForkServer) -> None:
+    """Its answer would come when it is continued, or never."""
+    child = server.fork("one")
+    stopped = server._server
+    assert stopped is not None
+    os.kill(stopped.pid, signal.SIGSTOP)
+    wait_until(lambda: stopped.is_stopped)
+    began = time.monotonic()
+    assert child.end(0.0) is None
+    assert time.monotonic() - began < 10
+    another = server.fork("two")
+    assert works(another)
+    assert another.end(60.0) == 0

@@ -1,0 +1,61 @@
+"""Where relative paths begin: the caller's working directory, although environments of this process may change it.
+
+    with whereabouts.kept(): environments are built, or step          absolute(path) -> as if they had not moved
+
+A caller who changes the directory afterwards means the new one. Messages name a path as the caller typed it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.checkpoints.proof import key_path
+from headrace.errors import UsageError
+
+
+class Whereabouts:
+    """Of one model."""
+
+    def __init__(self) -> None:
+        self._kept: str | None = None  # the caller's directory, while environments run
+        self._moved: tuple[str, str] | None = None  # the same, and where they went
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Environments may go elsewhere meanwhile."""
+        key_path()  # from now on an absolute one
+        self._kept = home = self._home()
+        try:
+            yield
+        finally:
+            self._kept, self._moved = None, (home, _here())
+
+    def absolute(self, path: Path) -> Path:
+        """The path that the caller means."""
+        return Path(self._home()) / path
+
+    @contextmanager
+    def as_typed(self, path: Path) -> Iterator[None]:
+        """Messages about its absolute form have it as it was typed."""
+        meant = self.absolute(path)
+        try:
+            yield
+        except UsageError as error:
+            error.args = (str(error).replace(str(meant), str(path)),)
+            raise
+
+    def _home(self) -> str:
+        if self._kept is not None:
+            return self._kept
+        here = _here()
+        return self._moved[0] if self._moved is not None and here == self._moved[1] else here
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed: relative paths stay as they are
+        return ""
