@@ -71,9 +71,9 @@ class Journal:
         for t, b in np.argwhere(((slab.terminated | slab.truncated) & valid) | dropped).tolist():
             env, rows = env_indices[b], slice(first[b], t + 1)
             if not dropped[t, b]:
-                total, length = self.total_reward[env] + rewards[rows, b].sum(), self.length(env) + valid[rows, b].sum()
-                how = (int(slab.episode[t, b]), float(total), int(length), bool(slab.terminated[t, b]))
-                ended.append((t, Finished(env, *how)))
+                total = float(self.total_reward[env] + np.add.reduce(rewards[rows, b]))
+                length = self.length(env) + int(np.count_nonzero(valid[rows, b]))
+                ended.append((t, Finished(env, int(slab.episode[t, b]), total, length, bool(slab.terminated[t, b]))))
             self.chunks[env].clear()
             self.total_reward[env], first[b] = 0.0, t + 1
             self.episode[env] += 1
