@@ -46,7 +46,7 @@ def test_a_sweep_with_a_policy_that_remembers(capsys: pytest.CaptureFixture[str]
     ("options", "said"),
     [
         (["--n-envs", "0"], "--n-envs: expected numbers of at least 1"),
-        (["--plot", "x.txt"], "--plot x.txt: expected a name that ends in .png, .svg or .pdf"),
+        (["--plot", "/dev/null/x.txt"], "--plot /dev/null/x.txt: expected a name that ends in .png, .svg or .pdf"),
         (["--repetitions", "0"], "--repetitions: expected at least 1"),
         (["--accelerator", "gpu"], "inference_device: expected cpu, cuda"),
     ],
