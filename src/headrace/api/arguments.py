@@ -5,7 +5,6 @@ PPO(...), IMPALA(...), Collector(...) --> EnvSpec · PolicyConfig · TopologyCon
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import os
@@ -19,13 +18,12 @@ import gymnasium as gym
 from headrace import presets
 from headrace.api.other_names import learn_hint, option_hint
 from headrace.api.sb3_words import MODEL, POLICY, require_adam, require_nothing
-from headrace.collecting.moving import moved
-from headrace.collecting.topology import PLACES, TopologyConfig
+from headrace.collecting.topology import TopologyConfig
 from headrace.envs.instances import Instance, like
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
 from headrace.errors import UsageError, whole
 from headrace.keywords import meant
-from headrace.learning.config import ALGORITHMS, PpoConfig
+from headrace.learning.config import PpoConfig
 from headrace.policies.activations import activation_named
 from headrace.policies.config import BUILT_IN, Extractors, PolicyConfig
 from headrace.policies.policy import Module, require_policy
@@ -179,43 +177,17 @@ def _sizes(given: Any) -> tuple[int, ...] | None:
 
 
 def place(**options: Any) -> TopologyConfig:
-    """Where things run; numbers and lists may be given where the command line takes text, and None for the default."""
-    options = {name: value for name, value in options.items() if value is not None}
-    for name in ("workers", "publish_every"):
-        if name in options:
-            options[name] = str(options[name])
-    if "inference_device" in options:
-        options["inference_device"] = _joined(options["inference_device"])
-    return TopologyConfig(**options)
+    """Where things run."""
+    return TopologyConfig(**in_text(options))
 
 
-def _joined(devices: Any) -> Any:
-    """One device or several, as one text."""
-    return ",".join(map(str, devices)) if isinstance(devices, list | tuple) else devices
-
-
-def elsewhere(saved: dict[str, Any], options: dict[str, Any], weights_only: bool) -> TopologyConfig | None:
-    """A saved run's place with other options, which are taken out of those of a load; None if it stays as it was."""
-    _settle_devices(saved, options, weights_only)
-    names = [name for name in (*PLACES, "inference_device") if name in options]
-    given = {name: value for name in names if (value := options.pop(name)) is not None}
-    if "inference_device" in given:
-        given["inference_device"] = _joined(given["inference_device"])
-    if "workers" in given:
-        given["workers"] = str(given["workers"])
-    return moved(TopologyConfig(**saved), given) if given else None
-
-
-def _settle_devices(saved: dict[str, Any], options: dict[str, Any], weights_only: bool) -> None:
-    """SB3's `device` is the learner's; "cpu" is that of inference as well. Weights alone need the CPU, and get it."""
-    device = options.pop("device", None)
-    if device is not None:
-        options["learner_device"] = device_of(device, options.get("learner_device"))
-    if weights_only:
-        options.setdefault("learner_device", "cpu")
-    is_cpu = weights_only or (device is not None and options["learner_device"] == "cpu")
-    if is_cpu and not saved["inference_device"].startswith("emulated"):  # which is the CPU, too
-        options.setdefault("inference_device", "cpu")
+def in_text(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers and lists may be given where the command line takes text, and None for the default."""
+    given = {name: value for name, value in options.items() if value is not None}
+    given |= {name: str(given[name]) for name in ("workers", "publish_every") if name in given}
+    if isinstance(devices := given.get("inference_device"), list | tuple):
+        given["inference_device"] = ",".join(map(str, devices))
+    return given
 
 
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -265,7 +237,7 @@ def require_known(what: str, given: Iterable[str], known: Sequence[str]) -> None
 def require_options(what: str, given: Iterable[str], known: Sequence[str]) -> None:
     """The same for a constructor, whose users may mean an option of learn, of policy_kwargs or of another library."""
     shapes = [*(field.name for field in fields(PolicyConfig)), "activation_fn", CLASS, KWARGS]
-    others = {"learn": _of_learn(), "policy_kwargs": shapes, "PPO": [field.name for field in fields(PpoConfig)]}
+    others = {"learn": of_learn(), "policy_kwargs": shapes, "PPO": [field.name for field in fields(PpoConfig)]}
     for name in given:
         hint = option_hint(name, list(known), others)
         if name not in known and hint is not None:
@@ -273,19 +245,8 @@ def require_options(what: str, given: Iterable[str], known: Sequence[str]) -> No
     require_known(what, given, known)
 
 
-def require_retaken(given: Mapping[str, Any], algorithm: str) -> None:
-    """UsageError with what was meant, if an option is none that load takes again: of place, devices, algorithm."""
-    learned = [field.name for field in fields(ALGORITHMS.get(algorithm, PpoConfig))]
-    known = [*learned, *PLACES, "inference_device", "device"]
-    for name in given:
-        hint = option_hint(name, known, {"learn": _of_learn(), "policy_kwargs": [], "PPO": []})
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = hint or (f"did you mean {close[0]}?" if close else None)
-        if name not in known and hint is not None:
-            raise UsageError(f"load: unknown option {name}: {hint}")
-
-
-def _of_learn() -> list[str]:
+def of_learn() -> list[str]:
+    """What learn takes."""
     return [*_LEARN, *(field.name for field in fields(SessionConfig))]
 
 
@@ -304,7 +265,7 @@ def learn_config(total_timesteps: Any, tb_log_name: Any, **options: Any) -> Sess
     for name in options:
         if hint := learn_hint(name):
             raise UsageError(f"learn: unknown option {name}: {hint}")
-    require_known("learn", options, _of_learn())
+    require_known("learn", options, of_learn())
     if isinstance(total_timesteps, float) and total_timesteps.is_integer():
         total_timesteps = int(total_timesteps)
     return SessionConfig(whole("total_timesteps", total_timesteps, 1), **options)

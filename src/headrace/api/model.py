@@ -21,17 +21,10 @@ from typing import Any, ClassVar, NoReturn, Self
 import gymnasium as gym
 import numpy.typing as npt
 
-from headrace.api.arguments import (
-    elsewhere,
-    extractors_given,
-    folder,
-    learn_config,
-    next_folder,
-    require_retaken,
-    with_env,
-)
+from headrace.api.arguments import extractors_given, folder, learn_config, next_folder
 from headrace.api.callbacks import Calls, Logger
 from headrace.api.evaluation import evaluate_parts
+from headrace.api.going_on import config_of, require_retaken
 from headrace.api.other_names import LEARN, OF_CALLS, attribute_hint
 from headrace.api.plan_text import described, facts, plan_text
 from headrace.api.prediction import predicted
@@ -50,10 +43,10 @@ from headrace.evaluation.in_passing import InPassing
 from headrace.keywords import in_words
 from headrace.loading import admit, read_from, require_fit, require_sound
 from headrace.plain_text import message_of
-from headrace.policies.config import BUILT_IN, Extractors
+from headrace.policies.config import Extractors
 from headrace.policies.policy import Module
 from headrace.policies.threads import torch_threads
-from headrace.run_config import RunConfig, SessionConfig, decode, encode
+from headrace.run_config import RunConfig, SessionConfig, encode
 from headrace.run_lock import RunLock
 from headrace.session import Session
 from headrace.session_files import SessionFiles
@@ -251,19 +244,11 @@ class Model:
                       **options: Any) -> Self:  # fmt: skip
         """The same, from a snapshot that is already in memory; a `place` is the whole of where it runs."""
         admit(snapshot, env, trust, has_policy=extractors is not None or policy is not None)
-        saved = snapshot.state["config"]
-        place = place or elsewhere(saved["topology"], options, weights_only)
-        spec = env if isinstance(env, EnvSpec) or env is None else with_env(saved["env"], env)
-        config = decode(saved, spec, extractors, **options)
-        config = config if place is None else replace(config, topology=place)
+        config = config_of(snapshot.state["config"], env, policy, place, extractors, weights_only, options)
         if cls.algorithm not in (None, config.algorithm.name):
             raise UsageError(
                 f"expected a checkpoint of {cls.algorithm}, got one of {config.algorithm.name}; "
                 f"load it with hr.{config.algorithm.name.upper()}"
-            )
-        if policy is None and config.policy.policy not in BUILT_IN:
-            raise UsageError(
-                f"the run's policy was a module of its own ({config.policy.policy}); pass policy=... again"
             )
         model = cls.from_config(config, policy, steps=total_timesteps and total_timesteps - snapshot.state["steps"])
         try:
