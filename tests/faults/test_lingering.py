@@ -49,7 +49,8 @@ def test_what_is_left_is_named_and_ours_is_done(left: str, named: str) -> None:
 
 
 def test_nothing_left_nothing_said() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS.format("")], capture_output=True, text=True, timeout=60)
+    program = ENDS.format("").replace("0.2", "30.0")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "finalized\n", "")
 
 
@@ -58,7 +59,7 @@ def test_train_ends(tmp_path: Path) -> None:
     where = (*TINY, "--topology", "inline", "--check-episodes", "0", "--total-timesteps", "16", "--run-dir", "out")
     done = end(start("train", "lingering:Thread", *where, cwd=tmp_path, has_report=False), 60)
     assert done.code == 0
-    assert "ended what environments had left running: threads of-the-simulator" in done.err
+    assert "ended what was still running 5 s after the command: threads of-the-simulator" in done.err
     assert result_of(tmp_path / "out")["exit_reason"] == "done"
 
 
@@ -68,4 +69,4 @@ def test_check_ends(tmp_path: Path) -> None:
     done = end(start("check", "lingering:Thread", cwd=tmp_path), 100)
     assert done.code == 0
     assert "guarantee" in done.out
-    assert "did not end and was killed" in done.err
+    assert "had not ended 3 s after the answer and was killed" in done.err

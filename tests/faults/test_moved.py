@@ -54,6 +54,11 @@ def test_a_run_of_python(here: Path) -> None:
         assert Path.cwd() == here / "elsewhere"
         model.learn(16, run_dir="out")
         model.save("saved")
+        hr.PPO.load("saved", Moves, weights_only=True, topology="inline").close()
+        assert hr.recorded_episodes("out")
+        hr.evaluate_policy(model, n_eval_episodes=1)
+        model.get_env()
+        model.save("again")
         os.chdir(here)
         (here / "own").mkdir()
         os.chdir(here / "own")  # the caller moves
@@ -61,6 +66,7 @@ def test_a_run_of_python(here: Path) -> None:
     assert result_of(here / "out")["steps"] == 176
     assert len(list((here / "out" / "checkpoints").glob("step_*"))) > 1
     assert (here / "saved" / "manifest.json").exists()
+    assert (here / "again" / "manifest.json").exists()
     assert (here / "key").exists()
     assert (here / "own" / "another" / "result.json").exists()
     assert not list((here / "elsewhere").iterdir())
@@ -70,7 +76,10 @@ def test_callbacks_keep_their_folders(here: Path) -> None:
     kept = hr.CheckpointCallback(save_freq=16, save_path="kept")
     with hr.PPO("MlpPolicy", Moves, **OPTIONS) as model:
         model.learn(160, callback=kept)
+        kept.save_path = Path("later")
+        model.learn(32, callback=kept)
     assert len(list((here / "kept").iterdir())) > 3
+    assert list((here / "later").iterdir())
     assert not list((here / "elsewhere").iterdir())
 
 
@@ -88,3 +97,21 @@ def test_a_run_of_the_command(arguments: tuple[str, ...], tmp_path: Path) -> Non
     assert not list((tmp_path / "elsewhere").iterdir())
     again = run("train", "--resume", folder.relative_to(tmp_path), "--dry-run", cwd=tmp_path)
     assert "at 160 of 160 steps" in again.out
+
+
+def test_answers_of_commands(tmp_path: Path) -> None:
+    """What is measured may move the process; files are where they were asked for."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "moving.py").write_text(MODULE)
+    done = run("sweep", "moving:Moves", "--n-envs", "1", "--repetitions", "1", "--json", "found.json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert (tmp_path / "found.json").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_rollouts_of_a_run(here: Path) -> None:
+    with hr.PPO("MlpPolicy", Moves, **OPTIONS) as model:
+        model.learn(32, run_dir="out")
+        Moves.steps = 0
+        hr.export_rollouts("out", "all.parquet", env=Moves)
+    assert (here / "all.parquet").exists()

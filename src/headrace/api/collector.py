@@ -21,6 +21,7 @@ from headrace.api.arguments import (
     require_options,
 )
 from headrace.api.loan import end_loan
+from headrace.api.whereabouts import whereabouts
 from headrace.build import Parts, build_parts
 from headrace.collecting.source import Harvest
 from headrace.envs.instances import Instance
@@ -98,7 +99,8 @@ class Collector:
                 inference_max_batch=inference_max_batch, inference_max_wait_ms=inference_max_wait_ms,
             ),
         )  # fmt: skip
-        self._parts = build_parts(config, copy.deepcopy(module), is_learning=False)
+        with whereabouts.kept():
+            self._parts = build_parts(config, copy.deepcopy(module), is_learning=False)
         self._evaluators = Evaluators()
         self._lent: Batch | None = None  # in the caller's hands
         self._is_torn = False  # a rollout was broken off: the environments are ahead of the journal
@@ -128,7 +130,8 @@ class Collector:
         if self._is_torn:
             raise UsageError("the last rollout was broken off in the middle; make another collector")
         self._is_torn = True
-        batch: Batch = self._parts.reader.collect()
+        with whereabouts.kept():
+            batch: Batch = self._parts.reader.collect()
         self._is_published = self._is_torn = False
         self._lent = batch
         with torch_threads(1):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from headrace.api.arguments import env_spec, is_single
 from headrace.api.other_names import OF_CALLS
+from headrace.api.whereabouts import whereabouts
 from headrace.build import Parts
 from headrace.collecting.plan import build_noise
 from headrace.envs.building import build_envs
@@ -74,6 +75,7 @@ def evaluate_policy(
     return result.mean_reward, result.std_reward
 
 
+@whereabouts.kept()
 def played(
     model: Model | Collector,
     env: Any,

@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace import __version__
 from headrace.api.model import Model
+from headrace.api.whereabouts import whereabouts
 from headrace.checkpoints.snapshot import find_latest
 from headrace.errors import UsageError
 from headrace.inference.onnx_file import write_onnx
@@ -35,7 +36,7 @@ def export_policy(
     Its input `obs` is [N, ...] as the environment returns it, its output `actions` [N, ...] are those of
     predict(obs, deterministic=True). For a run whose policy was a module of your own, pass such a module.
     """
-    path = Path(to)
+    path = whereabouts.reachable(Path(to))
     if path.suffix != ".onnx":
         raise UsageError(f"export: expected a file that ends in .onnx, got {str(path)!r}")
     if not path.parent.is_dir():
@@ -46,8 +47,8 @@ def export_policy(
             facts = _facts(parts.config.policy.policy, source.num_timesteps)
             write_onnx(parts.acting, parts.observation, parts.action, path, facts)
         else:
-            _from_checkpoint(Path(source), path.absolute(), policy)
-    return path
+            _from_checkpoint(whereabouts.reachable(Path(source)), path.absolute(), policy)
+    return Path(to)
 
 
 def _from_checkpoint(source: Path, to: Path, policy: Module | None) -> None:

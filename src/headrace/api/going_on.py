@@ -16,11 +16,11 @@ from typing import Any
 from headrace.api.arguments import device_of, in_text, of_learn, with_env
 from headrace.api.other_names import option_hint
 from headrace.collecting.moving import moved
-from headrace.collecting.topology import PLACES, TopologyConfig
+from headrace.collecting.topology import DEVICES, PLACES, TopologyConfig
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import UsageError
-from headrace.learning.config import ALGORITHMS, PpoConfig
-from headrace.policies.config import BUILT_IN, Extractors
+from headrace.learning.config import ALGORITHMS, ImpalaConfig, PpoConfig
+from headrace.policies.config import BUILT_IN, Extractors, PolicyConfig
 from headrace.policies.policy import Module
 from headrace.run_config import RunConfig, decode
 
@@ -29,9 +29,11 @@ def require_retaken(given: Mapping[str, Any], algorithm: str) -> None:
     """UsageError with what was meant, if an option is none that load takes again: of place, devices, algorithm."""
     learned = [field.name for field in fields(ALGORITHMS.get(algorithm, PpoConfig))]
     known = [*learned, *PLACES, "inference_device", "device"]
+    others = (PpoConfig, TopologyConfig, PolicyConfig, EnvSpec, ImpalaConfig)
+    fixed = {field.name for kind in others for field in fields(kind)} | {"env_kwargs", "preset", "tune"}
     for name in given:
         hint = option_hint(name, known, {"learn": of_learn(), "policy_kwargs": [], "PPO": []})
-        close = difflib.get_close_matches(name, known, n=1)
+        close = [] if name in fixed else difflib.get_close_matches(name, known, n=1)
         hint = hint or (f"did you mean {close[0]}?" if close else None)
         if name not in known and hint is not None:
             raise UsageError(f"load: unknown option {name}: {hint}")
@@ -47,6 +49,9 @@ def config_of(
     options: dict[str, Any],
 ) -> RunConfig:
     """With what was passed in the place of what was saved; a `place` is the whole of where it runs."""
+    for name in DEVICES:
+        if options.get(name, "") is None:
+            del options[name]
     place = place or _place_of(saved["topology"], options, weights_only)
     spec = env if isinstance(env, EnvSpec) or env is None else with_env(saved["env"], env)
     config = decode(saved, spec, extractors, **options)

@@ -30,7 +30,7 @@ from headrace.api.plan_text import described, facts, plan_text
 from headrace.api.prediction import predicted
 from headrace.api.tuning import Tuned
 from headrace.api.vec_env import VecEnv, play_envs
-from headrace.api.whereabouts import Whereabouts
+from headrace.api.whereabouts import whereabouts
 from headrace.build import build_run
 from headrace.checkpoints.run_directory import open_run_dir
 from headrace.checkpoints.snapshot import Snapshot, find_latest, save
@@ -80,10 +80,9 @@ class Model:
     _is_closed = False
     _check: InPassing | None = None  # of the first episodes, begun by the first session
 
+    @whereabouts.kept()
     def _set_up(self, config: RunConfig, module: Module | None, *more: Any) -> None:
-        self._where = Whereabouts()
-        with self._where.kept():
-            self._run, self._parts = build_run(config, copy.deepcopy(module), *more)
+        self._run, self._parts = build_run(config, copy.deepcopy(module), *more)
 
     @classmethod
     def from_config(cls, config: RunConfig, module: Module | None = None,
@@ -164,11 +163,11 @@ class Model:
             self._rewind()
         publish_changed(self._parts.weights)  # model.policy.load_state_dict(...) before this
         encoded = encode(self._parts.config) | {"session": asdict(config)}
-        self._last_dir = home = run_dir and self._where.absolute(run_dir)
+        self._last_dir = home = run_dir and whereabouts.absolute(run_dir)
         self._sinks = partial(started, wandb, home, encoded)
         if run_dir is None or home is None:
             return self._train(config, None, show, callback)
-        with self._where.as_typed(run_dir), open_run_dir(home, encoded, self._is_new, lock):
+        with whereabouts.as_typed(run_dir), open_run_dir(home, encoded, self._is_new, lock):
             self._is_new = False
             if self.tuned is not None:
                 self.tuned.keep(home)  # now: the run may be killed
@@ -193,7 +192,7 @@ class Model:
             self._run, config, play, files, check, run_dir, view, called, notes, place.forecast, place.encode()
         )
         self._is_torn = True  # until the session comes to an orderly end
-        with torch_threads(self._run.algorithm.threads), self._where.kept():  # once for all updates
+        with torch_threads(self._run.algorithm.threads), whereabouts.kept():  # once for all updates
             self.result = session.train()
         self._is_torn = self.result.exit_code in (129, 130, 143)
         return self.result
@@ -209,7 +208,7 @@ class Model:
     @in_words(OF_CALLS)
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything needed to go on, or to predict, into a directory."""
-        save(self._snapshot(), self._where.absolute(Path(path)))
+        save(self._snapshot(), whereabouts.absolute(Path(path)))
 
     @classmethod
     @in_words(OF_CALLS)
@@ -226,7 +225,7 @@ class Model:
         module, schedule. A checkpoint that you did not make may name a registered id. For module:attribute, kwargs,
         wrappers pass `env`, for feature extractors `policy_kwargs`; or say `trust`.
         """
-        _, snapshot, damaged = find_latest(Path(path))
+        _, snapshot, damaged = find_latest(whereabouts.reachable(Path(path)))
         for line in damaged:
             warnings.warn(line, stacklevel=2)
         require_sound(snapshot)
@@ -257,7 +256,7 @@ class Model:
                 load_weights(model._parts.weights, snapshot.weights)
             else:
                 model._parts.require_fit(snapshot)
-                with read_from(snapshot):
+                with read_from(snapshot), whereabouts.kept():
                     model._run.restore(snapshot)
                 model._is_new = False
         except BaseException:
@@ -304,6 +303,7 @@ class Model:
         """`logger.record(name, value)`, from a callback: one more entry of the metrics."""
         return Logger()
 
+    @whereabouts.kept()
     def get_env(self) -> VecEnv:
         """Environments to play in, with SB3's four-value step: the instance that was passed, or ones of their own."""
         if self._played is None or self._played.is_closed:
@@ -334,6 +334,7 @@ class Model:
             raise HeadraceError("the last update was broken off in the middle; load the last checkpoint instead")
         return self._run.snapshot()
 
+    @whereabouts.kept()
     def _rewind(self) -> None:
         """Back to the last commit, by replay, with fresh environments and the same module."""
         parts, snapshot = self._parts, self._snapshot()

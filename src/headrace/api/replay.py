@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.api.arguments import with_env
+from headrace.api.whereabouts import whereabouts
 from headrace.checkpoints.run_directory import other_versions, read_config
 from headrace.envs.masks import masked
 from headrace.envs.seeds import Purpose
@@ -47,7 +48,7 @@ def replay(
     `episode` is "3:17" or (3, 17): episode 17 of environment 3. `env` and `trust` are those of PPO.load. With `render`,
     a video of it is written (.gif, .png or .webp). What differs is in the result; it is no error.
     """
-    folder = Path(run)
+    folder = whereabouts.reachable(Path(run))
     index, number = _episode_id(episode)
     spec = admitted_env(folder, env, trust)
     seed, frames = read_frames(folder)
@@ -64,7 +65,7 @@ def replay(
 @in_words()
 def recorded_episodes(run: str | os.PathLike[str]) -> list[RecordedEpisode]:
     """The finished episodes that a run directory still holds as a whole, in the order they ended."""
-    _, frames = read_frames(Path(run))
+    _, frames = read_frames(whereabouts.reachable(Path(run)))
     return [one for one in episodes_of(frames) if one.is_finished]
 
 
@@ -151,7 +152,7 @@ def _filming(spec: EnvSpec, render: str | os.PathLike[str] | None) -> Iterator[t
     if render is None:
         yield spec, lambda env, replay: None
         return
-    path = Path(render).absolute()  # the environment may change the working directory
+    path = whereabouts.absolute(Path(render))  # the environment may change the working directory
     require_video_name(path)
     film = Film()
     yield replaced(spec, kwargs={**spec.kwargs, "render_mode": "rgb_array"}), lambda env, replay: film.look(env)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from headrace.api.collector import Collector
 from headrace.api.replay import admitted_env, read_frames, why_it_differs
+from headrace.api.whereabouts import whereabouts
 from headrace.envs.actions import sender
 from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation
 from headrace.envs.replaying import Replay
@@ -65,8 +66,9 @@ def export_rollouts(
     dataset (minari:ID). They are executed again for it, and every observation, reward and flag is compared with the
     run's, to the last bit. `env` and `trust` are those of PPO.load.
     """
-    folder = Path(run)
+    folder = whereabouts.reachable(Path(run))
     require_target(to)
+    to = _meant(to)
     spec = admitted_env(folder, env, trust)
     seed, frames = read_frames(folder)
     recorded = [one for one in episodes_of(frames) if one.is_finished]
@@ -106,7 +108,7 @@ class RolloutWriter:
             is_replayed = str(to).startswith(PREFIX)
             self._env = undo.enter_context(replay_env(config.env)) if is_replayed else None
             spaces = (collector.parts.observation, collector.parts.action)
-            self._file = undo.enter_context(_written(to, self._env, config.env, config.seed, spaces))
+            self._file = undo.enter_context(_written(_meant(to), self._env, config.env, config.seed, spaces))
             self._stitching = Stitching()
             self._open = undo.pop_all()
 
@@ -169,6 +171,12 @@ def require_target(to: str | os.PathLike[str]) -> None:
         raise UsageError(f"{path}: expected a file in an existing directory")
 
 
+def _meant(to: str | os.PathLike[str]) -> str:
+    """Environments may change the working directory: a file is where the caller means it."""
+    text = os.fspath(to)
+    return text if text.startswith(PREFIX) else str(whereabouts.absolute(Path(text)))
+
+
 @contextmanager
 def _written(
     to: str | os.PathLike[str], env: gym.Env[Any, Any] | None, spec: EnvSpec, seed: int, spaces: Spaces | None = None
@@ -191,7 +199,7 @@ def _written(
                 describe_observation(env.observation_space, spec.name),
                 describe_action(env.action_space, spec.name),
             )
-        file = ParquetFile(Path(text).absolute(), *spaces, {"env": spec.encode(), "seed": seed})
+        file = ParquetFile(Path(text), *spaces, {"env": spec.encode(), "seed": seed})
     try:
         yield file
         file.finish()

@@ -36,13 +36,14 @@ class CheckpointCallback(BaseCallback):
             if given:
                 raise UsageError(f"{name}: there is none; a checkpoint holds all that a run needs to go on")
         self.save_path, self.name_prefix = Path(save_path), name_prefix
-        self._folder = self.save_path.absolute()  # environments may change the working directory
+        self._home = Path().absolute()  # environments may change the working directory
 
     def _on_step(self) -> bool:
         if self.n_calls % self.save_freq == 0:
             name = f"{self.name_prefix}_{self.num_timesteps}_steps"
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self.model.save(self._folder / name)
+            folder = self._home / self.save_path
+            folder.mkdir(parents=True, exist_ok=True)
+            self.model.save(folder / name)
             if self.verbose:
                 print(f"Saved {self.save_path / name}")
         return True
@@ -168,7 +169,7 @@ class EvalCallback(EventCallback):
         if callback_on_new_best is not None:
             callback_on_new_best.parent = self
         self.log_path, self.best_model_save_path = log_path, best_model_save_path
-        self._log, self._best = (one and Path(one).absolute() for one in (log_path, best_model_save_path))
+        self._home = Path().absolute()  # environments may change the working directory
         self.deterministic, self.render = deterministic, render
         self.best_mean_reward, self.last_mean_reward = -np.inf, -np.inf
         self.evaluations_timesteps: list[int] = []
@@ -201,14 +202,15 @@ class EvalCallback(EventCallback):
         self.evaluations_timesteps.append(self.num_timesteps)
         self.evaluations_results.append(rewards)
         self.evaluations_length.append(lengths)
-        if self._log:
-            self._write(self._log)
+        if self.log_path:
+            self._write(self._home / self.log_path)
         goes_on = True
         if self.last_mean_reward > self.best_mean_reward:
             self.best_mean_reward = self.last_mean_reward
-            if self._best:
-                self._best.mkdir(parents=True, exist_ok=True)
-                self.model.save(self._best / "best_model")
+            if self.best_model_save_path:
+                best = self._home / self.best_model_save_path
+                best.mkdir(parents=True, exist_ok=True)
+                self.model.save(best / "best_model")
             goes_on = self.callback_on_new_best is None or self.callback_on_new_best.on_step()
         return goes_on and self._on_event()
 

@@ -1,6 +1,7 @@
 """Where relative paths begin: the caller's working directory, although environments of this process may change it.
 
-    with whereabouts.kept(): environments are built, or step          absolute(path) -> as if they had not moved
+    with whereabouts.kept(): environments are built, or step
+    absolute(path), reachable(path) -> as if they had not moved
 
 A caller who changes the directory afterwards means the new one. Messages name a path as the caller typed it.
 """
@@ -17,7 +18,7 @@ from headrace.errors import UsageError
 
 
 class Whereabouts:
-    """Of one model."""
+    """Of this process."""
 
     def __init__(self) -> None:
         self._kept: str | None = None  # the caller's directory, while environments run
@@ -27,15 +28,20 @@ class Whereabouts:
     def kept(self) -> Iterator[None]:
         """Environments may go elsewhere meanwhile."""
         key_path()  # from now on an absolute one
-        self._kept = home = self._home()
+        outer, home = self._kept, self._home()
+        self._kept = home
         try:
             yield
         finally:
-            self._kept, self._moved = None, (home, _here())
+            self._kept, self._moved = outer, (home, _here())
 
     def absolute(self, path: Path) -> Path:
         """The path that the caller means."""
         return Path(self._home()) / path
+
+    def reachable(self, path: Path) -> Path:
+        """The same as it was typed, unless environments have moved: for what is read."""
+        return path if self._home() == _here() else self.absolute(path)
 
     @contextmanager
     def as_typed(self, path: Path) -> Iterator[None]:
@@ -52,6 +58,9 @@ class Whereabouts:
             return self._kept
         here = _here()
         return self._moved[0] if self._moved is not None and here == self._moved[1] else here
+
+
+whereabouts = Whereabouts()
 
 
 def _here() -> str:

@@ -74,7 +74,8 @@ def main(argv: list[str]) -> int:
         passing("")
         code = child.end(patience_s)
     if has_answer and code == -signal.SIGKILL:
-        warn(f"{spec.name}: a thread it started, or something it left for the end (atexit), did not end and was killed")
+        why = "a thread, or a handler of atexit?"
+        warn(f"{spec.name}: its process had not ended {_END_S:g} s after the answer and was killed ({why})")
     if not has_answer and code != 1:  # 1: it has said what it hung in
         raise EnvError(f"{spec.name}: the process that played it died: {how_it_ended(code)}")
     return 0 if has_answer else 1

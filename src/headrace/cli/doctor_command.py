@@ -62,7 +62,7 @@ class DoctorOptions:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    options = parse(DoctorOptions, translate(argv), "doctor")
+    options, home = parse(DoctorOptions, translate(argv), "doctor"), Path.cwd()
     of_apply = {"--seconds": options.seconds is not None, "--rounds": options.rounds is not None}
     of_apply["--trust"] = options.trust
     if options.run is None:
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
             "advice": [asdict(one) | {"is_applicable": one.is_applicable} for one in advice],
             "applied": achieved,
         }
-        write_answer("--json", options.json, (json.dumps(answer, indent=1) + "\n").encode())
+        write_answer("--json", options.json, (json.dumps(answer, indent=1) + "\n").encode(), home)
     return 0
 
 

@@ -49,7 +49,7 @@ def _clean_up() -> None:
     """What is said, and what atexit would have done for us: shared memory, temporary folders, logs."""
     names = [one.name for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
     left = f"threads {', '.join(names)}" if names else "something that atexit was given"
-    warn(f"ended what environments had left running: {left}")
+    warn(f"ended what was still running {_PATIENCE_S:g} s after the command: {left}")
     ours: list[Any] = [weakref.finalize._exitfunc, multiprocessing.util._exit_function, logging.shutdown]  # type: ignore[attr-defined]
     ours += [stream.flush for stream in (sys.stdout, sys.stderr) if stream is not None]
     for one in ours:

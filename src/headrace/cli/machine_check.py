@@ -36,7 +36,7 @@ def check_machine(clean: bool = False, needed_bytes: float = 0.0, json_file: Pat
     print(text_of(findings))
     if json_file is not None:
         answer = {"findings": [asdict(one) for one in findings], "removed": [one.name for one in removed]}
-        write_answer("--json", json_file, (json.dumps(answer, indent=1) + "\n").encode())
+        write_answer("--json", json_file, (json.dumps(answer, indent=1) + "\n").encode(), Path.cwd())
     return int(any(one.level == "problem" for one in findings))
 
 

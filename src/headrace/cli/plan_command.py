@@ -89,7 +89,7 @@ class PlanOptions:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    options = parse(PlanOptions, translate(argv), "plan")
+    options, home = parse(PlanOptions, translate(argv), "plan"), Path.cwd()
     picture = "" if options.plot is None else picture_form(options.plot)
     _require_one_form(options)
     forecast: list[Forecast] = []
@@ -113,11 +113,11 @@ def main(argv: list[str]) -> int:
             "alternatives": asdict(others),
         }
         answer["forecast"] = [asdict(one) for one in forecast]
-        write_answer("--json", options.json, (json.dumps(_finite(answer), indent=1) + "\n").encode())
+        write_answer("--json", options.json, (json.dumps(_finite(answer), indent=1) + "\n").encode(), home)
     if options.plot is not None:
         from headrace.views.plan_figure import draw_plan
 
-        write_answer("--plot", options.plot, draw_plan(job, sizing, picture))
+        write_answer("--plot", options.plot, draw_plan(job, sizing, picture), home)
         print(f"plot: {options.plot}")
     return 0
 

@@ -43,8 +43,11 @@ def saved_session(home: Path | None) -> SessionConfig:
 
 def with_places_open(saved: TopologyConfig, argv: list[str], file: str | None) -> TopologyConfig:
     """A run's place as defaults of what is typed: `--topology inline` alone has no workers and no inference servers."""
-    asked = {name: value_of(f"--{name}", argv) for name in ("topology", "workers", "inference")}
+    names = ("topology", "workers", "inference", "inference_servers")
+    asked = {name: value_of(f"--{name.replace('_', '-')}", argv) for name in names}
     found = left_open(saved, {name: value for name, value in asked.items() if value is not None})
+    if asked["inference_servers"] is not None:
+        found.pop("inference_servers", None)
     if value_of("--device", argv) == "cpu" and not saved.inference_device.startswith("emulated"):
         found["inference_device"] = "cpu"
     in_file = given([], None if file is None else Path(file))

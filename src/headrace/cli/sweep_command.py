@@ -57,7 +57,7 @@ class SweepOptions:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    options = parse(SweepOptions, translate(argv), "sweep")
+    options, home = parse(SweepOptions, translate(argv), "sweep"), Path.cwd()
     picture = "" if options.plot is None else picture_form(options.plot)
     for name in ("n_envs", "workers"):
         if any(one < 1 for one in getattr(options, name)) or (name == "n_envs" and not options.n_envs):
@@ -77,12 +77,12 @@ def main(argv: list[str]) -> int:
     if options.json is not None:
         found = [asdict(curve) | {"gain": curve.gain, "explained": explained(curve)} for curve in curves]
         write_answer(
-            "--json", options.json, (json.dumps({"env": options.env, "curves": found}, indent=1) + "\n").encode()
+            "--json", options.json, (json.dumps({"env": options.env, "curves": found}, indent=1) + "\n").encode(), home
         )
     if options.plot is not None:
         from headrace.views.sweep_figure import draw_sweep
 
-        write_answer("--plot", options.plot, draw_sweep(options.env, curves, picture))
+        write_answer("--plot", options.plot, draw_sweep(options.env, curves, picture), home)
         print(f"plot: {options.plot}")
     return 0
 

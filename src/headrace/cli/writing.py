@@ -10,10 +10,10 @@ from headrace.extras import require
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def write_answer(option: str, path: Path, data: bytes) -> None:
-    """Write it, or say which option it was for."""
+def write_answer(option: str, path: Path, data: bytes, home: Path) -> None:
+    """Write it, or say which option it was for. Environments may have left `home`, the directory of the command."""
     try:
-        path.write_bytes(data)
+        (home / path).write_bytes(data)
     except OSError as error:
         raise UsageError(f"{option} {path}: can't be written: {error.strerror}; choose another place") from error
 

@@ -26,10 +26,13 @@ def left_open(place: TopologyConfig, given: Mapping[str, Any]) -> dict[str, Any]
         found["inference_servers"] = max(1, min(place.inference_servers, most))
     servers = given.get("inference_servers", found.get("inference_servers", place.inference_servers))
     if given.get("inference", inference) == "local":
-        found["double_buffering"], servers = "auto", 1
+        found["double_buffering"] = "auto"
+    if given.get("inference", inference) != "central":
+        servers = 1
+    most = max(1, int(servers)) if str(servers).isdecimal() else 1  # what is no number is refused by the config
     devices = place.inference_device.split(",")  # at most one for each server
-    if len(devices) > int(servers):
-        found["inference_device"] = ",".join(devices[: int(servers)])
+    if len(devices) > most:
+        found["inference_device"] = ",".join(devices[:most])
     return found
 
 

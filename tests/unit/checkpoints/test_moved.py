@@ -74,6 +74,8 @@ def test_load_elsewhere(policy: str, where: dict[str, Any], central: tuple[Path,
         ({"topology": "inlin"}, "did you mean inline"),
         ({"inference_servers": 3, "workers": 1}, "inference_servers: expected at most shards = 2, got 3"),
         ({"n_envs": 2}, "load: n_envs is no option of ppo that can change"),
+        ({"n_steps": 32}, "load: n_steps is no option of ppo that can change"),  # and is not meant to be n_epochs
+        ({"inference_servers": "x"}, "inference_servers: expected a whole number, got 'x'"),
     ],
 )
 def test_what_is_given_is_not_overruled(where: dict[str, Any], said: str, central: tuple[Path, dict[str, Any]]) -> None:
@@ -89,6 +91,18 @@ def test_what_a_new_place_leaves_open() -> None:
     assert moved(place, {"topology": "auto"}).inference == "local"
     assert moved(place, {"topology": "processes"}).inference == "central"
     assert moved(place, {"inference": "auto"}).inference == "auto"
+    two = moved(place, {"inference_device": "emulated:1ms+0us,emulated:2ms+0us"})
+    assert moved(two, {"inference_servers": 2}).inference_device == two.inference_device
+    for less in ({"inference_servers": 1}, {"inference": "auto"}, {"topology": "inline"}):
+        assert moved(two, less).inference_device == "emulated:1ms+0us"
+
+
+def test_a_device_of_none_is_none_given(central: tuple[Path, dict[str, Any]]) -> None:
+    folder, wanted = central
+    devices: dict[str, Any] = {"learner_device": None, "inference_device": None, "device": None}
+    with hr.PPO.load(folder / "MlpPolicy", **devices) as model:
+        model.learn(32)
+        assert model.run.hashes() == wanted["MlpPolicy"]
 
 
 TYPED = ("--n-envs", "4", "--n-steps", "8", "--batch-size", "16", "--n-epochs", "1", "--seed", "3", "--quiet")
