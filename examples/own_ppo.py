@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import headrace as hr
 
 N_ENVS, N_STEPS, EPOCHS, MINIBATCH, UPDATES = 32, 32, 10, 256, 150
-GAMMA, GAE_LAMBDA, CLIP, ENT_COEF, VF_COEF, MAX_GRAD_NORM, LEARNING_RATE = 0.98, 0.8, 0.2, 0.0, 0.5, 0.5, 1e-3
+GAMMA, GAE_LAMBDA, CLIP, ENT_COEF, VF_COEF, MAX_GRAD_NORM, LEARNING_RATE = 0.99, 0.95, 0.2, 0.0, 0.5, 0.5, 1e-3
 
 
 def layer(n_in: int, n_out: int, gain: float = 2**0.5) -> nn.Linear:
