@@ -15,7 +15,6 @@ def test_there_are_scripts() -> None:
     assert {"train_sps.py", "collect_sps.py", "learning.py"} <= set(SCRIPTS)
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_smoke(script: str, tmp_path: Path) -> None:
