@@ -169,4 +169,4 @@ def _appending(path: Path) -> Iterator[TextIO]:
 
 def _episode_lines(update: Update) -> str:
     """One line each, in the order of rows, then environments."""
-    return "".join(json.dumps(asdict(one) | {"steps": update.steps}) + "\n" for one in update.harvest.finished)
+    return "".join(json.dumps(one._asdict() | {"steps": update.steps}) + "\n" for one in update.harvest.finished)

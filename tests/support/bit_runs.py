@@ -151,7 +151,7 @@ def advance(model: hr.PPO, workload: Workload, updates: int) -> Part:
     part = Part()
     for _ in range(updates):
         update = model.run.update(workload.total_timesteps)
-        part.episodes += [asdict(one) for one in update.harvest.finished]
+        part.episodes += [one._asdict() for one in update.harvest.finished]
         part.losses.append({key: value for key, value in update.record.items() if key.startswith("train/")})
     return part
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.checkpoints.proof import key_path
+from headrace.checkpoints.proof import settle_key_path
 from headrace.errors import UsageError
 
 
@@ -27,7 +27,7 @@ class Whereabouts:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Environments may go elsewhere meanwhile."""
-        key_path()  # from now on an absolute one
+        settle_key_path()
         outer, home = self._kept, self._home()
         self._kept = home
         try:

@@ -45,6 +45,12 @@ def key_path() -> Path:
     return home / "headrace" / "key"
 
 
+def settle_key_path() -> None:
+    """From now on a relative path in the variable is an absolute one."""
+    if os.environ.get(KEY_VARIABLE):
+        key_path()
+
+
 @functools.cache
 def _absolute(path: str) -> Path:
     """As it was when it was first asked for: an environment may change the working directory later."""

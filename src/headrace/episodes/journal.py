@@ -66,20 +66,20 @@ class Journal:
         """Take in one committed slab of these environments. An episode that was dropped (nan_policy) has no result."""
         part, valid, dropped = slice(env_indices.start, env_indices.stop), slab.valid, slab.step == DROPPED_END
         rewards = np.where(valid, slab.reward, 0.0).astype(np.float64)
-        first = [0] * len(env_indices)  # row of each environment's running episode
-        ended = []
-        for t, b in np.argwhere(((slab.terminated | slab.truncated) & valid) | dropped).tolist():
+        first, all_valid = [0] * len(env_indices), bool(valid.all())  # rows of the running episodes
+        ended, ends = [], np.nonzero(((slab.terminated | slab.truncated) & valid) | dropped)
+        columns = (*ends, slab.episode[ends], slab.terminated[ends], dropped[ends])
+        for t, b, number, is_terminated, is_dropped in zip(*(one.tolist() for one in columns), strict=True):
             env, rows = env_indices[b], slice(first[b], t + 1)
-            if not dropped[t, b]:
+            if not is_dropped:
                 total = float(self.total_reward[env] + np.add.reduce(rewards[rows, b]))
-                length = self.length(env) + int(np.count_nonzero(valid[rows, b]))
-                ended.append((t, Finished(env, int(slab.episode[t, b]), total, length, bool(slab.terminated[t, b]))))
+                steps = t + 1 - first[b] if all_valid else int(np.count_nonzero(valid[rows, b]))
+                ended.append((t, Finished(env, number, total, self.length(env) + steps, is_terminated)))
             self.chunks[env].clear()
             self.total_reward[env], first[b] = 0.0, t + 1
             self.episode[env] += 1
         running = np.where(np.arange(len(rewards))[:, None] >= first, rewards, 0.0)
         self.total_reward[part] += running.cumsum(0)[-1]  # row by row, also where `sum` would not: B = 1
-        all_valid = bool(valid.all())
         for b, env in enumerate(env_indices):
             actions = slab.action[first[b] :, b]  # copied: the slab will be reused
             self.chunks[env].append(actions.copy() if all_valid else actions[valid[first[b] :, b]])
