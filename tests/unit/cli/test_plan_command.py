@@ -134,6 +134,21 @@ def test_measured_numbers_and_what_every_place_would_reach(tmp_path: Path, capsy
     assert "PPO's own demand" in capsys.readouterr().out
 
 
+def test_a_measured_run_takes_the_memory_that_is_said_and_has_no_minibatch_larger_than_its_rollout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = tmp_path / "plan.json"
+    options = ["--n-envs", "4", "--n-steps", "32", "--n-epochs", "1", "--batch", "5000", "--json", str(answer)]
+    assert main(["plan", "--measure", "CartPole-v1", *options]) == 0
+    job, sizing = (json.loads(answer.read_text())[name] for name in ("job", "sizing"))
+    assert (job["batch"], job["rollout"]) == (128, 128)
+    assert sizing["demand"] == pytest.approx(sizing["rollout_demand"]), "one minibatch of all rows, used once"
+    schema = rollout_schema(Box((4,), "float32", (), ()), Discrete(2), 32, 4)
+    assert sizing["ring_bytes"] == pytest.approx(2 * schema.size_bytes), "what is reserved with max_lag 1"
+    assert job["observation_bytes"] == 16
+    assert "memory of rollouts" in capsys.readouterr().out
+
+
 def test_an_environment_is_measured_as_it_would_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its preset's wrappers and numbers, its arguments; what is typed wins."""
     numbers = {"n_envs": 2, "n_steps": 16, "n_epochs": 3, "batch_size": 8, "policy": "MlpPolicy"}
