@@ -87,7 +87,9 @@ def levers(
         raise ValueError(f"changed: expected a share of the bytes, above 0 and at most 1, got {changed}")
     observed = observation_bytes or step_bytes
     smaller = {
-        f"compress observations {compression:g}x": step_bytes - observed + observed / positive("compression", compression),
+        f"compress observations {compression:g}x": step_bytes
+        - observed
+        + observed / positive("compression", compression),
         f"send deltas ({changed:.0%} of the bytes change)": step_bytes - observed + observed * changed,
     }
     return [

@@ -15,7 +15,9 @@ _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _QUANTITY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?P<kind>B|bit|b)?(?:/s|ps)?", re.IGNORECASE)
 _SHAPE = re.compile(r"(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>[a-z]+\d*))?")
 OTHERS = 27  # bytes of a transition beside the observation: an action, a reward, three flags, episode, step
-_COMPLETED = 20  # what a rollout in memory has beside them: two values, a log-probability, the row of a final observation
+_COMPLETED = (
+    20  # what a rollout in memory has beside them: two values, a log-probability, the row of a final observation
+)
 
 
 def parse_bytes(name: str, text: str) -> float:

@@ -11,6 +11,7 @@ from headrace.cli.main import main
 from headrace.memory.schema import rollout_schema
 from headrace.memory.spaces import Box, Discrete
 from headrace.planning.link import sent_bytes
+from headrace.planning.sizing import Job, size
 from headrace.presets import PRESETS, Preset
 
 FOUNDING = ["plan", "--batch", "512", "--update-ms", "8", "--actor-sps", "1000"]
@@ -62,6 +63,22 @@ def test_what_the_numbers_do_not_answer_is_left_out(capsys: pytest.CaptureFixtur
 def test_a_picture_is_what_its_name_says(name: str, start: bytes, tmp_path: Path) -> None:
     assert main([*FOUNDING, "--plot", str(tmp_path / name)]) == 0
     assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("actors", [1, 8, 60, 80, 400])
+def test_the_note_of_a_picture_lies_on_no_line(actors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    from headrace.views.plan_figure import draw_plan
+
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1])
+    job = Job(512, 0.008, 1_000, actors=actors, step_bytes=28_251, link_bytes_per_s=2.5e9)
+    draw_plan(job, size(job))
+    (axes,) = drawn[0].axes
+    assert axes.get_title("left").startswith(f"{actors} actor{'s' * (actors > 1)}: ")
+    assert not axes.texts, "among the lines it crosses one of them sooner or later"
 
 
 def test_what_is_not_bounded_is_null_in_json(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_frames_over_a_link() -> None:
 
 
 def test_only_the_observation_of_a_transition_gets_smaller() -> None:
-    """43 bytes of which 16 are the observation: half of that leaves 35, a quarter 31. 43 kB/s an actor, 43 MB/s: 1,000."""
+    """43 bytes of which 16 are the observation: half of that leaves 35, a quarter 31."""
     found = levers(43, 1_000, 43e6, observation_bytes=16)
     assert [(one.step_bytes, one.most_actors) for one in found] == [(35, 1228), (31, 1387)]
     job = Job(512, 1e-4, 1_000, actors=2_000, step_bytes=43, link_bytes_per_s=43e6, observation_bytes=16)
