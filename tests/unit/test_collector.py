@@ -55,6 +55,8 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing() -> None:
                 rollouts.publish(given)
             for name, tensor in rollouts.policy.state_dict().items():
                 assert torch.equal(tensor, policy.state_dict()[name]), name
+        with pytest.raises(UsageError, match=r"publish: expected a torch.nn.Module or its state_dict\(\), got list"):
+            rollouts.publish(list(policy.parameters()))  # type: ignore[arg-type]
         version = rollouts.publish(TorchPolicy(seed=5).state_dict())
         assert version == next(rollouts).version.max() == 1
     with pytest.raises(UsageError, match="this collector was closed"):

@@ -141,7 +141,9 @@ class Collector:
     def publish(self, module: Module | Mapping[str, Any]) -> int:
         """Act with these weights (of a module, or its state_dict) from the next rollout on; returns their version."""
         self._require_open()
-        given = module if isinstance(module, Mapping) else module.state_dict()
+        given = module if isinstance(module, Mapping) else getattr(module, "state_dict", lambda: None)()
+        if not isinstance(given, Mapping):
+            raise UsageError(f"publish: expected a torch.nn.Module or its state_dict(), got {type(module).__name__}")
         require_weights(given, self._parts.module)
         self._parts.module.load_state_dict(given)
         self._is_published = True

@@ -66,6 +66,11 @@ def export_rollouts(
     dataset (minari:ID). They are executed again for it, and every observation, reward and flag is compared with the
     run's, to the last bit. `env` and `trust` are those of PPO.load.
     """
+    if not isinstance(run, str | os.PathLike):
+        raise UsageError(
+            f"export_rollouts: expected a run directory, got {run!r}; train with learn(..., run_dir=...), "
+            "or write batches of hr.Collector with hr.RolloutWriter"
+        )
     folder = whereabouts.reachable(Path(run))
     require_target(to)
     to = _meant(to)

@@ -143,7 +143,8 @@ def _findings(run_dir: Path) -> list[str]:
 
 def _text(run_dir: Path, is_running: bool, evidence: Evidence, verdict: Verdict, advice: list[Advice]) -> str:
     state = "still running" if is_running else "ended"
-    lines = [f"{run_dir}: {state}, {evidence.sps:,.0f} steps/s over {evidence.updates} updates", "", verdict.sentence]
+    updates = f"{evidence.updates} update{'s'[: evidence.updates != 1]}"
+    lines = [f"{run_dir}: {state}, {evidence.sps:,.0f} steps/s over {updates}", "", verdict.sentence]
     lines += [f"  {one.name:<28} {one.share:>4.0%}  {one.evidence}" for one in verdict.causes]
     lines += [f"  note: {note}" for note in verdict.notes]
     if advice:

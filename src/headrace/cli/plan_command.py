@@ -20,7 +20,14 @@ from headrace.errors import UsageError
 from headrace.planning.alternatives import alternatives
 from headrace.planning.checks import positive
 from headrace.planning.cost import MachineType
-from headrace.planning.quantities import parse_bytes, parse_machine, parse_rate, step_bytes
+from headrace.planning.quantities import (
+    OTHERS,
+    memory_bytes,
+    observation_bytes,
+    parse_bytes,
+    parse_machine,
+    parse_rate,
+)
 from headrace.planning.sizing import Job, size, what_helps
 
 if TYPE_CHECKING:
@@ -162,6 +169,7 @@ def _job(options: PlanOptions) -> Job:
         raise UsageError("--weights: expected --link, too, on which they would travel")
     if options.link and not (options.observation or options.transition):
         raise UsageError("--link: expected --observation or --transition as well, for the bytes that travel")
+    observed = observation_bytes(options.observation)
     return Job(
         batch,
         update_ms / 1e3,
@@ -169,10 +177,12 @@ def _job(options: PlanOptions) -> Job:
         options.actors or 0,
         1 if options.n_epochs is None else options.n_epochs,
         options.rollout or 0,
-        _bytes("--transition", options.transition) if options.transition else step_bytes(options.observation),
+        _bytes("--transition", options.transition) if options.transition else observed and observed + OTHERS,
         parse_rate("--link", options.link),
         options.actor_price or 0,
         options.learner_price or 0,
+        observed,
+        observed and memory_bytes(observed),
     )
 
 

@@ -20,12 +20,13 @@ from headrace.launch.rehearsal import Rehearsal, rehearse
 from headrace.learning.config import PpoConfig
 from headrace.memory.schema import rollout_schema
 from headrace.memory.spaces import ObservationSpace, Space
-from headrace.planning.link import sent_bytes
+from headrace.planning.link import observed_bytes, sent_bytes, transition_bytes
 from headrace.planning.quantities import parse_rate
 from headrace.planning.sizing import Job
 from headrace.planning.throughput import vectorised
 from headrace.policies.config import PolicyConfig
 from headrace.policies.masks import built
+from headrace.policies.policy import state_size_of
 from headrace.presets import preset
 from headrace.run_config import RunConfig
 
@@ -55,29 +56,34 @@ def measured_job(options: PlanOptions, env: str) -> tuple[Job, list[Forecast], f
     config = RunConfig(spec, 1, PolicyConfig(policy=policy, net_arch=options.net_arch), learning, place)
     find_own_modules(config.env.encode())
     passing(f"measuring {env} ...")
-    weight_bytes = 0.0
+    weight_bytes, state_size = 0.0, 0
 
     def rehearsed(observation: ObservationSpace, action: Space) -> Rehearsal:
-        nonlocal weight_bytes
+        nonlocal weight_bytes, state_size
         module = acting_policy(built(config.policy, observation, action, 0), config, observation, action)
         weight_bytes = float(sum(one.numel() * one.element_size() for one in module.parameters()))
+        state_size = state_size_of(module)
         return rehearse(module, observation, action, place, 0, learning, build_algorithm)
 
     look = look_at(config.env, config.seed, place, rehearsed)
     passing("")
     measured, rollout = look.measured, place.n_envs * place.n_steps
-    minibatches = math.ceil(rollout / learning.batch_size) * learning.n_epochs
+    batch = min(learning.batch_size, rollout)  # a minibatch has no more rows than there are
+    minibatches = math.ceil(rollout / batch) * learning.n_epochs
+    schema = rollout_schema(look.observation, look.action, place.n_steps, place.n_envs, state_size)
     call_s = measured.policy.act_s  # for a row of all environments
     job = Job(
-        learning.batch_size,
+        batch,
         measured.policy.update_s / minibatches,
         vectorised(call_s, measured.step_s, place.n_envs),
         options.actors or 0,
         learning.n_epochs,
         rollout,
-        sent_bytes(rollout_schema(look.observation, look.action, place.n_steps, place.n_envs)),
+        sent_bytes(schema),
         parse_rate("--link", options.link),
         options.actor_price or 0,
         options.learner_price or 0,
+        observed_bytes(schema),
+        transition_bytes(schema),
     )
     return job, forecasts(measured, place, cpus()), weight_bytes

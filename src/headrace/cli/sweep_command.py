@@ -64,6 +64,10 @@ def main(argv: list[str]) -> int:
             raise UsageError(f"--{name.replace('_', '-')}: expected numbers of at least 1, as in 1 4 16")
     if options.repetitions < 1:
         raise UsageError(f"--repetitions: expected at least 1, got {options.repetitions}")
+    if options.workers and min(options.workers) > max(options.n_envs):
+        raise UsageError(f"--workers: expected at most {max(options.n_envs)}, as many as environments (--n-envs)")
+    if options.accelerator:
+        _require_device(options.accelerator)
     from headrace.cli.own_modules import find_own_modules
     from headrace.envs.spec import EnvSpec
 
@@ -85,6 +89,16 @@ def main(argv: list[str]) -> int:
         write_answer("--plot", options.plot, draw_sweep(options.env, curves, picture), home)
         print(f"plot: {options.plot}")
     return 0
+
+
+def _require_device(name: str) -> None:
+    """Before anything is measured, and under the name of this command's option."""
+    from headrace.inference.device_names import devices_of
+
+    try:
+        devices_of(name)
+    except UsageError as error:
+        raise UsageError(str(error).replace("inference_device", "--accelerator", 1)) from error
 
 
 def _measured(options: SweepOptions, spec: EnvSpec) -> list[Curve]:

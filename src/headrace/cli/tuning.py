@@ -34,7 +34,7 @@ class TuneOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.tune_seconds <= 3600:
-            raise UsageError(f"tune_seconds: expected more than 0 and at most 3,600, got {self.tune_seconds:g}")
+            raise UsageError(f"--tune-seconds: expected more than 0 and at most 3,600, got {self.tune_seconds:g}")
         if self.tune_max_lag < 0:
             raise UsageError(f"tune_max_lag: expected 0 or more, got {self.tune_max_lag}")
 

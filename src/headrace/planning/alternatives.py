@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from headrace.planning.cost import Fleet, MachineType, cheapest, per_million_steps
 from headrace.planning.link import Lever, levers, policy_to_the_data
@@ -60,8 +61,9 @@ def alternatives(
     if fleet is not None:
         rate = min(fleet.sps, wanted, sizing.link_sps)
         price = per_million_steps(fleet.price_per_hour + job.learner_price, rate)
+    pushed = partial(levers, job.step_bytes, job.actor_sps, job.link_bytes_per_s)
     return Alternatives(
-        levers=tuple(levers(job.step_bytes, job.actor_sps, job.link_bytes_per_s)) if has_link else (),
+        levers=tuple(pushed(observation_bytes=job.observation_bytes)) if has_link else (),
         moved=moved,
         surplus=beyond,
         buffer=buffer,

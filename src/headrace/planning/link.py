@@ -10,11 +10,12 @@ policy to the data, so that weights travel instead of observations. Pure. Does n
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.memory.schema import Schema
+from headrace.memory.schema import Field, Schema
 from headrace.planning.checks import positive
 
 _COMPLETED = ("log_prob", "value", "bootstrap_value")  # filled in by the learner
@@ -27,8 +28,16 @@ def transition_bytes(schema: Schema) -> float:
 
 def sent_bytes(schema: Schema) -> float:
     """Bytes of one step that an actor writes: without what the learner fills in, and without final observations."""
-    written = [field for field in schema.fields if field.axes == "TB" and field.name not in _COMPLETED]
-    return float(sum(math.prod(field.shape) * np.dtype(field.dtype).itemsize for field in written))
+    return _bytes_of([field for field in schema.fields if field.axes == "TB" and field.name not in _COMPLETED])
+
+
+def observed_bytes(schema: Schema) -> float:
+    """Of them, those of the observation."""
+    return _bytes_of([field for field in schema.fields if field.name in schema.leaves])
+
+
+def _bytes_of(fields: Sequence[Field]) -> float:
+    return float(sum(math.prod(field.shape) * np.dtype(field.dtype).itemsize for field in fields))
 
 
 @dataclass(frozen=True)
@@ -63,14 +72,25 @@ class Lever:
 
 
 def levers(
-    step_bytes: float, actor_sps: float, link_bytes_per_s: float, compression: float = 2.0, changed: float = 0.25
+    step_bytes: float,
+    actor_sps: float,
+    link_bytes_per_s: float,
+    compression: float = 2.0,
+    changed: float = 0.25,
+    observation_bytes: float = 0,
 ) -> list[Lever]:
-    """Compression by a factor, and deltas of which a share of the bytes changes from step to step."""
+    """Compression by a factor, and deltas of which a share of the bytes changes from step to step.
+
+    Only the observation gets smaller; `observation_bytes` 0: it is all that travels.
+    """
     if not 0 < changed <= 1:
         raise ValueError(f"changed: expected a share of the bytes, above 0 and at most 1, got {changed}")
+    observed = observation_bytes or step_bytes
     smaller = {
-        f"compress observations {compression:g}x": step_bytes / positive("compression", compression),
-        f"send deltas ({changed:.0%} of the bytes change)": step_bytes * changed,
+        f"compress observations {compression:g}x": step_bytes
+        - observed
+        + observed / positive("compression", compression),
+        f"send deltas ({changed:.0%} of the bytes change)": step_bytes - observed + observed * changed,
     }
     return [
         Lever(name, size, traffic(size, actor_sps, 0, link_bytes_per_s).most_actors) for name, size in smaller.items()

@@ -14,7 +14,10 @@ from headrace.planning.cost import MachineType
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _QUANTITY = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?P<kind>B|bit|b)?(?:/s|ps)?", re.IGNORECASE)
 _SHAPE = re.compile(r"(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>[a-z]+\d*))?")
-_OTHERS = 27  # bytes of a transition beside the observation: an action, a reward, three flags, episode, step
+OTHERS = 27  # bytes of a transition beside the observation: an action, a reward, three flags, episode, step
+_COMPLETED = (
+    20  # what a rollout in memory has beside them: two values, a log-probability, the row of a final observation
+)
 
 
 def parse_bytes(name: str, text: str) -> float:
@@ -36,8 +39,8 @@ def parse_rate(name: str, text: str) -> float:
     return positive(name, parse_bytes(name, text))
 
 
-def step_bytes(text: str) -> float:
-    """Bytes of a transition with an observation of this shape and dtype; 0 for an empty text."""
+def observation_bytes(text: str) -> float:
+    """Bytes of an observation of this shape and dtype; 0 for an empty text."""
     if not text:
         return 0.0
     found = _SHAPE.fullmatch(text.strip())
@@ -48,7 +51,12 @@ def step_bytes(text: str) -> float:
         raise UsageError(
             f"--observation: expected a shape and a dtype, as in 84x84x4:uint8 or 17:float32, got {text!r}"
         ) from error
-    return float(math.prod(map(int, found["shape"].split("x"))) * size + _OTHERS)
+    return float(math.prod(map(int, found["shape"].split("x"))) * size)
+
+
+def memory_bytes(observation: float) -> float:
+    """Bytes of a transition in a buffer of rollouts: with room for a final observation at every step."""
+    return 2 * observation + OTHERS + _COMPLETED
 
 
 def parse_machine(text: str) -> MachineType:

@@ -35,11 +35,15 @@ class Job:
     rollout: float = 0
     """Transitions of one update, each used n_epochs times; 0: a batch."""
     step_bytes: float = 0
-    """Of one transition; 0: the link is not looked at."""
+    """Of one transition, as it travels; 0: the link is not looked at."""
     link_bytes_per_s: float = 0
     actor_price: float = 0
     """Of one actor's machine, per hour."""
     learner_price: float = 0
+    observation_bytes: float = 0
+    """Of step_bytes, those of the observation, which could be made smaller; 0: all."""
+    memory_bytes: float = 0
+    """Of one transition in a buffer of rollouts, which also has room for final observations; 0: as it travels."""
     ring_rollouts: int = 2
     """Rollouts that are in memory at a time: one is learnt from, one is collected."""
 
@@ -101,7 +105,7 @@ def size(job: Job) -> Sizing:
         actor_bytes_per_s=job.step_bytes * job.actor_sps,
         fleet_bytes_per_s=job.step_bytes * supplied,
         link_actors=sent.most_actors if sent else math.inf,
-        ring_bytes=job.ring_rollouts * rollout * job.step_bytes,
+        ring_bytes=job.ring_rollouts * rollout * (job.memory_bytes or job.step_bytes),
         price_per_hour=price,
         price_per_million=per_million_steps(price, rate),
     )
@@ -126,6 +130,7 @@ def what_helps(job: Job, sizing: Sizing) -> list[tuple[str, float]]:
         fewer = job.n_epochs // 2
         changes[f"n_epochs {fewer} instead of {job.n_epochs}"] = replace(job, actors=sizing.actors, n_epochs=fewer)
     if math.isfinite(sizing.link_sps):
-        changes["observations compressed 2x"] = replace(job, actors=sizing.actors, step_bytes=job.step_bytes / 2)
+        smaller = job.step_bytes - (job.observation_bytes or job.step_bytes) / 2
+        changes["observations compressed 2x"] = replace(job, actors=sizing.actors, step_bytes=smaller)
     rates = [(name, size(changed).rate) for name, changed in changes.items()]
     return sorted(((name, rate) for name, rate in rates if rate > sizing.rate * 1.01), key=lambda one: -one[1])

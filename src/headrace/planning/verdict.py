@@ -74,7 +74,8 @@ class Verdict:
 def judge(evidence: Evidence, findings: Sequence[str] = ()) -> Verdict:
     """The verdict. `findings`: what other detectors found, a sentence each."""
     if not evidence.is_enough:
-        seen = f"{evidence.updates} updates after the first one, in {evidence.seconds:.2g} s"
+        updates = f"{evidence.updates} update{'s'[: evidence.updates != 1]}"
+        seen = f"{updates} after the first one, in {evidence.seconds:.2g} s"
         text = f"Too short to say: {seen}; {FEWEST_RECORDS} updates and {FEWEST_SECONDS} s are needed."
         return Verdict(text, notes=tuple(findings))
     cycle = cycle_of(evidence)

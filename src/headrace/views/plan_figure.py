@@ -31,12 +31,9 @@ def draw_plan(job: Job, sizing: Sizing, form: str = "png") -> bytes:
         axes.axhline(sizing.link_sps, ls="--", lw=1.5, color=LIGHT.muted, label="link carries")
     axes.plot(actors, [one.rate for _, one in points], color=LIGHT.text, lw=2.5, label="rate of the whole")
     axes.plot([sizing.actors], [sizing.rate], "o", color=LIGHT.text)
-    note = f"{sizing.actors:,} actors: {compact(sizing.rate)} steps/s\nbound by the {sizing.binding}"
-    is_right = sizing.actors > 0.6 * actors[-1]  # above the lines there; below them else, which rise to the right
-    axes.annotate(
-        note, (sizing.actors, sizing.rate), (-10, 10) if is_right else (10, -34), textcoords="offset points",
-        ha="right" if is_right else "left", color=LIGHT.text,
-    )  # fmt: skip
+    fleet = f"{sizing.actors:,} actor{'s'[: sizing.actors > 1]}"
+    note = f"{fleet}: {compact(sizing.rate)} steps/s, bound by the {sizing.binding}"
+    axes.set_title(note, loc="left", color=LIGHT.text)  # above all lines, wherever they run
     axes.set_xlim(0, actors[-1])
     axes.set_ylim(0, 1.3 * max(sizing.rollout_demand, sizing.rate))
     axes.set_xlabel("actors", color=LIGHT.muted)

@@ -80,6 +80,10 @@ def test_too_short_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().out
     assert "Too short to say: 2 updates after the first one" in said
     assert "no advice that is an option" in said
+    assert main(["doctor", str(a_run(tmp_path / "two", updates=2, env=1.0))]) == 0
+    said = capsys.readouterr().out
+    assert "steps/s over 1 update\n" in said
+    assert "1 update after the first one" in said
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from headrace.cli.main import main
 from headrace.memory.schema import rollout_schema
 from headrace.memory.spaces import Box, Discrete
 from headrace.planning.link import sent_bytes
+from headrace.planning.sizing import Job, size
 from headrace.presets import PRESETS, Preset
 
 FOUNDING = ["plan", "--batch", "512", "--update-ms", "8", "--actor-sps", "1000"]
@@ -62,6 +63,22 @@ def test_what_the_numbers_do_not_answer_is_left_out(capsys: pytest.CaptureFixtur
 def test_a_picture_is_what_its_name_says(name: str, start: bytes, tmp_path: Path) -> None:
     assert main([*FOUNDING, "--plot", str(tmp_path / name)]) == 0
     assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("actors", [1, 8, 60, 80, 400])
+def test_the_note_of_a_picture_lies_on_no_line(actors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    from headrace.views.plan_figure import draw_plan
+
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1])
+    job = Job(512, 0.008, 1_000, actors=actors, step_bytes=28_251, link_bytes_per_s=2.5e9)
+    draw_plan(job, size(job))
+    (axes,) = drawn[0].axes
+    assert axes.get_title("left").startswith(f"{actors} actor{'s' * (actors > 1)}: ")
+    assert not axes.texts, "among the lines it crosses one of them sooner or later"
 
 
 def test_what_is_not_bounded_is_null_in_json(tmp_path: Path) -> None:
@@ -132,6 +149,21 @@ def test_measured_numbers_and_what_every_place_would_reach(tmp_path: Path, capsy
     learning_s, collecting_s = 128 / found["sizing"]["rollout_demand"], 128 / job["actor_sps"]
     assert places["inline", 1, 0]["sps"] == pytest.approx(128 / (learning_s + collecting_s))
     assert "PPO's own demand" in capsys.readouterr().out
+
+
+def test_a_measured_run_takes_the_memory_that_is_said_and_has_no_minibatch_larger_than_its_rollout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = tmp_path / "plan.json"
+    options = ["--n-envs", "4", "--n-steps", "32", "--n-epochs", "1", "--batch", "5000", "--json", str(answer)]
+    assert main(["plan", "--measure", "CartPole-v1", *options]) == 0
+    job, sizing = (json.loads(answer.read_text())[name] for name in ("job", "sizing"))
+    assert (job["batch"], job["rollout"]) == (128, 128)
+    assert sizing["demand"] == pytest.approx(sizing["rollout_demand"]), "one minibatch of all rows, used once"
+    schema = rollout_schema(Box((4,), "float32", (), ()), Discrete(2), 32, 4)
+    assert sizing["ring_bytes"] == pytest.approx(2 * schema.size_bytes), "what is reserved with max_lag 1"
+    assert job["observation_bytes"] == 16
+    assert "memory of rollouts" in capsys.readouterr().out
 
 
 def test_an_environment_is_measured_as_it_would_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

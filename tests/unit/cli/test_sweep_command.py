@@ -48,7 +48,8 @@ def test_a_sweep_with_a_policy_that_remembers(capsys: pytest.CaptureFixture[str]
         (["--n-envs", "0"], "--n-envs: expected numbers of at least 1"),
         (["--plot", "/dev/null/x.txt"], "--plot /dev/null/x.txt: expected a name that ends in .png, .svg or .pdf"),
         (["--repetitions", "0"], "--repetitions: expected at least 1"),
-        (["--accelerator", "gpu"], "inference_device: expected cpu, cuda"),
+        (["--accelerator", "gpu"], "--accelerator: expected cpu, cuda"),
+        (["--workers", "2", "3"], "--workers: expected at most 1, as many as environments (--n-envs)"),
     ],
 )
 def test_bad_options(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

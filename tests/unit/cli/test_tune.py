@@ -167,7 +167,7 @@ def test_a_dry_run_says_what_it_would_try_and_tries_nothing(tmp_path: Path) -> N
         (("--resume", "somewhere", "--tune-seconds", "5"), "leave --tune-seconds out"),
         (("--resume", "somewhere", "--tune-max-lag=1"), "leave --tune-max-lag out"),
         ((STEADY, "--tune", "--schedule", "x.jsonl"), "--tune: a replay runs inline"),
-        ((STEADY, "--tune", "--tune-seconds", "0"), "tune_seconds: expected more than 0"),
+        ((STEADY, "--tune", "--tune-seconds", "0"), "--tune-seconds: expected more than 0"),
         ((STEADY, "--tune", "--tune-max-lag", "-1"), "tune_max_lag: expected 0 or more"),
         ((STEADY, "--tune-seconds", "5"), "--tune-seconds: expected --tune as well"),
     ],

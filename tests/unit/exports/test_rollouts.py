@@ -231,6 +231,14 @@ def test_names_are_refused_before_anything_runs(folder: Path) -> None:
     assert leftovers(folder) == []
 
 
+def test_a_model_is_no_run_directory(folder: Path) -> None:
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model, pytest.raises(UsageError) as error:
+        hr.export_rollouts(model, "out.parquet")  # type: ignore[arg-type]
+    assert "expected a run directory, got PPO('MlpPolicy', 'CartPole-v1', n_envs=3)" in str(error.value)
+    assert "run_dir" in str(error.value)
+    assert not Path("out.parquet").exists()
+
+
 def test_rows_are_written_as_they_come(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory holds a row group, not the file."""
     from headrace.exports import minari as dataset

@@ -14,7 +14,8 @@ from headrace.errors import UsageError
 from headrace.memory.schema import rollout_schema
 from headrace.memory.spaces import Box, Discrete
 from headrace.planning.cost import MachineType, cheapest, per_million_steps
-from headrace.planning.link import levers, policy_to_the_data, sent_bytes, traffic, transition_bytes
+from headrace.planning.link import levers, observed_bytes, policy_to_the_data, sent_bytes, traffic, transition_bytes
+from headrace.planning.quantities import memory_bytes
 from headrace.planning.sizing import ACTORS, LEARNER, LINK, Job, curve, size, what_helps
 from headrace.planning.sweep import Point, curve_of, explained, fitted
 from headrace.planning.throughput import (
@@ -78,6 +79,21 @@ def test_frames_over_a_link() -> None:
     assert policy_to_the_data(weight_bytes=6.7e6, updates_per_s=10, link_bytes_per_s=10e9) == 149
 
 
+def test_only_the_observation_of_a_transition_gets_smaller() -> None:
+    """43 bytes of which 16 are the observation: half of that leaves 35, a quarter 31."""
+    found = levers(43, 1_000, 43e6, observation_bytes=16)
+    assert [(one.step_bytes, one.most_actors) for one in found] == [(35, 1228), (31, 1387)]
+    job = Job(512, 1e-4, 1_000, actors=2_000, step_bytes=43, link_bytes_per_s=43e6, observation_bytes=16)
+    assert dict(what_helps(job, size(job))) == {"observations compressed 2x": pytest.approx(43e6 / 35)}
+
+
+def test_memory_of_rollouts_has_room_for_final_observations() -> None:
+    """Two rollouts of 1,024 steps of 79 bytes each; without that number, of the 43 that travel."""
+    job = Job(64, 0.001, 1_000, rollout=1_024, step_bytes=43, memory_bytes=79)
+    assert size(job).ring_bytes == 2 * 1_024 * 79
+    assert size(replace(job, memory_bytes=0)).ring_bytes == 2 * 1_024 * 43
+
+
 def test_ppo_uses_a_transition_more_than_once() -> None:
     """A rollout of 2,048, minibatches of 64, 10 epochs of 1 ms each: 320 ms an update, 6,400 transitions a second."""
     assert rollout_demand(64, 0.001, 10, 2048) == pytest.approx(6_400)
@@ -101,9 +117,10 @@ def test_vectorising_amortises_the_fixed_cost() -> None:
 def test_bytes_of_a_transition_are_the_schemas() -> None:
     schema = rollout_schema(Box((84, 84, 4), "uint8", (0,), (255,)), Discrete(4), 128, 8)
     own = 8 + 4 + 3 + 8 + 4  # action, reward, three flags, episode, step
-    assert sent_bytes(schema) == FRAMES + own
+    assert (sent_bytes(schema), observed_bytes(schema)) == (FRAMES + own, FRAMES)
     # In a slab there is room for a final observation at every row, so it takes about twice as much.
     assert 2 * FRAMES < transition_bytes(schema) < 2.05 * FRAMES
+    assert memory_bytes(FRAMES) == pytest.approx(transition_bytes(schema), rel=0.01), "as plan --observation says"
 
 
 def test_the_cheapest_fleet_is_the_cheapest_of_all() -> None:
