@@ -144,7 +144,10 @@ def test_spaces_that_are_refused(space: Any, said: str) -> None:
         describe_observation(space, "Env")
 
 
-def test_actions_are_one_array() -> None:
+def test_actions_are_one_array_of_at_least_one_number() -> None:
+    for empty in (gym_spaces.Box(-1, 1, (0,)), gym_spaces.Box(-1, 1, (2, 0))):
+        with pytest.raises(UsageError, match="Env: expected at least one number in an action, got"):
+            describe_action(empty, "Env")
     with pytest.raises(UsageError, match="unsupported action space Dict"):
         describe_action(gym_spaces.Dict({"a": gym_spaces.Discrete(2)}), "Env")
 
