@@ -94,8 +94,8 @@ def test_a_killed_server_is_replaced_within_two_seconds(method: str) -> None:
         assert bits_of(run, episodes) == calm("noisy")
 
 
-@pytest.mark.parametrize("name", ["masked", "normalized", "masked_lstm"])
-def test_servers_and_workers_die_with_masks_and_statistics(name: str) -> None:
+@pytest.mark.parametrize("name", ["masked", "normalized", "masked_lstm", "gru", "dict"])
+def test_servers_and_workers_die_with_masks_statistics_states_and_several_arrays(name: str) -> None:
     """A new server takes the statistics from the store with the weights; masks come with the requests."""
     case = CASES[name]
     with case.start(**central(2, 2)) as run:

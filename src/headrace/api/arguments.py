@@ -135,6 +135,8 @@ def extractors_given(kwargs: Mapping[str, Any] | None) -> Extractors | None:
             raise UsageError(f"{KWARGS}: they are for {CLASS}; give that as well")
         return None
     classes, options = (given, options) if isinstance(given, Mapping) else ({"": given}, {"": options})
+    if not classes:
+        raise UsageError(f"{CLASS}: expected a class, or one for at least one array, got {given!r}; or leave it out")
     for leaf, one in classes.items():
         if not isinstance(leaf, str) or not (isinstance(one, type) or (isinstance(one, str) and ":" in one)):
             raise UsageError(

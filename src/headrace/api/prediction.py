@@ -19,8 +19,9 @@ from headrace.envs.actions import sender
 from headrace.envs.seeds import Purpose
 from headrace.errors import SchemaError, UsageError
 from headrace.inference.recurrent import inference_of
+from headrace.memory.in_hand import as_rows
 from headrace.memory.schema import STATE, state_leaf
-from headrace.memory.spaces import MASK, Leaves, as_rows, choices_of, shape_of
+from headrace.memory.spaces import MASK, Leaves, choices_of, shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.policy import state_size_of
 from headrace.policies.threads import torch_threads
@@ -65,7 +66,7 @@ def with_mask(parts: Parts, observation: Any, action_masks: Any) -> dict[str, An
     if action_masks is None and not (is_dict and MASK in observation):
         raise UsageError("predict: pass action_masks=..., an entry for every choice, as the environment gives them")
     joined = dict(observation) if is_dict else {"observation": observation}
-    mask = np.asarray(joined[MASK] if action_masks is None else action_masks) != 0
+    mask = _as_mask(joined[MASK] if action_masks is None else action_masks)
     joined[MASK] = mask.astype(np.int8)
     counts = choices_of(parts.action)
     if mask.shape[-1:] != (sum(counts),):
@@ -73,6 +74,16 @@ def with_mask(parts: Parts, observation: Any, action_masks: Any) -> dict[str, An
     if not np.logical_or.reduceat(mask, np.cumsum([0, *counts[:-1]]), -1).all():
         raise SchemaError("predict: action_masks: an observation's mask allows no action")
     return joined
+
+
+def _as_mask(given: Any) -> Array:
+    try:
+        mask: Array = np.asarray(given)
+    except ValueError as error:
+        raise SchemaError("predict: action_masks: expected as many entries in every row") from error
+    if mask.dtype.kind not in "biuf" or not ((mask == 0) | (mask == 1)).all():
+        raise SchemaError(f"predict: action_masks: expected 0 and 1, got {given!r}")
+    return mask.astype(bool)
 
 
 def _remembered(size: int, count: int, state: Any, episode_start: Any) -> Leaves:

@@ -146,7 +146,6 @@ class TopologyConfig:
                     "workers",
                     "inference",
                     "inference_device",
-                    "double_buffering",
                     "start_method",
                     "batch",
                     "publish_every",
@@ -338,10 +337,10 @@ def split(n_envs: int, count: int) -> list[range]:
     return shards
 
 
-def _require(name: str, value: str, known: dict[str, bool]) -> None:
+def _require(name: str, value: object, known: dict[str, bool]) -> None:
     built = [key for key, is_built in known.items() if is_built]
-    if value not in known:
-        close = difflib.get_close_matches(value, built, n=1)
+    if not isinstance(value, str) or value not in known:
+        close = difflib.get_close_matches(str(value), built, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise UsageError(f"{name}: expected one of {', '.join(built)}, got {value!r}{hint}")
     if not known[value]:

@@ -34,9 +34,9 @@ from headrace.memory.spaces import (
     Dict,
     Discrete,
     Leaves,
-    MultiDiscrete,
     ObservationSpace,
     Space,
+    choice_range,
     in_words,
     leaves_of,
     shape_of,
@@ -74,7 +74,7 @@ class LeafReader:
         """Of observations whose memory takes them as they are, and refuses other dtypes and lengths; else 0."""
         self.is_ranged = not isinstance(space, Box | Discrete)
         """Arrays whose every row is held against the range: MultiDiscrete, MultiBinary."""
-        self._least, self._beyond = _range(space)
+        self._least, self._beyond = choice_range(space)
         self.choices = (self._least, self._beyond) if isinstance(space, Discrete) else (0, 0)
         """The range of numbers that the step loop takes itself."""
 
@@ -303,17 +303,6 @@ def _vector(name: str, values: Any, num_envs: int) -> Array:
             f"expected {num_envs} numbers",
         )
     return array
-
-
-def _range(space: Space) -> tuple[Any, Any]:
-    """The least choice, and the first number beyond the last one."""
-    match space:
-        case Discrete(n=n, start=start):
-            return start, start + n
-        case MultiDiscrete(nvec=nvec, shape=shape, start=starts):
-            least = np.array(starts, np.int64).reshape(shape)
-            return least, least + np.array(nvec, np.int64).reshape(shape)
-    return 0, 2  # MultiBinary; a Box is held against its bounds slab by slab
 
 
 def _entry(at: tuple[int, ...]) -> str:

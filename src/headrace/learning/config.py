@@ -85,6 +85,7 @@ class PpoConfig:
             raise UsageError(f"late_clip: expected more than 0, got {self.late_clip!r}")
         if self.gradients not in ("auto", "autograd", "closed_form"):
             raise UsageError(f"gradients: expected auto, autograd or closed_form, got {self.gradients!r}")
+        _require_effect(self.norm_reward, self.clip_reward)
         for name in ("learning_rate", "clip_range", "ent_coef"):
             schedule(name, getattr(self, name))
         if self.clip_range_vf is not None and not schedule("clip_range_vf", self.clip_range_vf)(1.0) > 0:
@@ -150,6 +151,7 @@ class ImpalaConfig:
         for name in ("late_clip", "max_grad_norm", "clip_reward"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name}: expected more than 0, got {getattr(self, name)!r}")
+        _require_effect(self.norm_reward, self.clip_reward)
         for name in ("learning_rate", "ent_coef"):
             schedule(name, getattr(self, name))
 
@@ -160,6 +162,11 @@ class ImpalaConfig:
 
 AlgorithmConfig = PpoConfig | ImpalaConfig
 ALGORITHMS: dict[str, type[PpoConfig] | type[ImpalaConfig]] = {"ppo": PpoConfig, "impala": ImpalaConfig}
+
+
+def _require_effect(norm_reward: bool, clip_reward: float) -> None:
+    if clip_reward != PpoConfig.clip_reward and not norm_reward:
+        raise UsageError(f"clip_reward={clip_reward!r} has no effect without norm_reward; set norm_reward as well")
 
 
 def schedule(name: str, value: Schedule) -> Callable[[float], float]:

@@ -182,34 +182,15 @@ def empty_leaves(space: ObservationSpace, *axes: int) -> Leaves:
     return {name: np.empty((*axes, *shape_of(leaf)), leaf.dtype) for name, leaf in leaves_of(space).items()}
 
 
-def as_rows(space: ObservationSpace, obs: Any) -> tuple[Leaves, bool]:
-    """One observation or a batch of them as rows by leaf, and whether it was one."""
-    leaves = leaves_of(space)
-    found = {name: _as_array(name, leaves[name], part) for name, part in split(space, obs).items()}
-    is_one = all(found[name].shape == shape_of(leaf) for name, leaf in leaves.items())
-    for name, leaf in leaves.items():
-        got, shape = found[name], shape_of(leaf)
-        if not is_one and got.shape[1:] != shape:
-            raise SchemaError(f"expected {in_words(name)}s of shape {shape} or [n, ...], got {got.shape}")
-        if not np.can_cast(got.dtype, leaf.dtype, "same_kind"):
-            raise SchemaError(f"expected dtype {leaf.dtype}, got {got.dtype}")
-        found[name] = np.ascontiguousarray(got[None] if is_one else got, leaf.dtype)
-    counts = {name.removeprefix(_PREFIX): len(rows) for name, rows in found.items()}
-    if len(set(counts.values())) > 1:
-        raise SchemaError(f"expected as many rows of every array, got {counts}")
-    return found, is_one
-
-
-def _as_array(name: str, leaf: Space, part: Any) -> npt.NDArray[Any]:
-    """What a user has in hand: no dict, nothing ragged."""
-    wanted = f"expected {in_words(name)}s of shape {shape_of(leaf)} or [n, ...], got"
-    if part is None or isinstance(part, dict):
-        raise SchemaError(f"{wanted} {'None' if part is None else 'a dict'}")
-    try:
-        return np.asarray(part)
-    except (TypeError, ValueError) as error:
-        hint = "; reset() returns (observation, info), pass the first" if isinstance(part, tuple) else ""
-        raise SchemaError(f"{wanted} a {type(part).__name__} that is no array{hint}") from error
+def choice_range(space: Space) -> tuple[Any, Any]:
+    """The least choice, and the first number beyond the last one. A Box has bounds instead."""
+    match space:
+        case Discrete(n=n, start=start):
+            return start, start + n
+        case MultiDiscrete(nvec=nvec, shape=shape, start=starts):
+            least = np.array(starts, np.int64).reshape(shape)
+            return least, least + np.array(nvec, np.int64).reshape(shape)
+    return 0, 2
 
 
 def size_of(space: Space) -> int:

@@ -17,7 +17,8 @@ from torch.distributions import Distribution as TorchDistribution
 from torch.distributions import Normal
 
 from headrace.errors import SchemaError
-from headrace.memory.spaces import Box, Discrete, MultiDiscrete, ObservationSpace, Space, as_rows, as_seen, bounds
+from headrace.memory.in_hand import as_rows
+from headrace.memory.spaces import Box, Discrete, MultiDiscrete, ObservationSpace, Space, as_seen, bounds
 from headrace.policies.distributions import Bernoulli, Categorical, MultiCategorical, distribution_for
 from headrace.policies.noise_spec import NoiseSpec
 from headrace.policies.policy import Evaluation

@@ -90,6 +90,10 @@ class PolicyConfig:
             raise UsageError(f"norm_obs_keys: expected names of observations, got {keys!r}")
         if keys is not None and not self.norm_obs:
             raise UsageError("norm_obs_keys: set norm_obs as well")
+        if keys == ():
+            raise UsageError("norm_obs_keys: expected at least one name, or none given for all arrays of numbers")
+        if self.clip_obs != type(self).clip_obs and not self.norm_obs:
+            raise UsageError(f"clip_obs={self.clip_obs!r} has no effect without norm_obs; set norm_obs as well")
         for name in _OF_MEMORY if self.policy in BUILT_IN and self.policy not in RECURRENT else ():
             if getattr(self, name) != getattr(type(self), name):
                 raise UsageError(f"{name}: it is for recurrent policies such as MlpLstmPolicy, got {self.policy}")

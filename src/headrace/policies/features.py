@@ -248,6 +248,9 @@ def build_features(
 def _of_leaf(
     name: str, leaf: Space, config: PolicyConfig, generator: torch.Generator, own: Own | None
 ) -> VectorEncoder | ImageEncoder | OwnEncoder:
+    if not flat_size(leaf):
+        what = f"observation/{name}: expected at least one number"
+        raise UsageError(f"{what}, got {in_short(leaf)}; leave it out in a wrapper")
     module = None if own is None else own(name, leaf, generator)
     if module is not None:
         return OwnEncoder(leaf, module, config)

@@ -133,6 +133,7 @@ def test_what_is_for_others_is_handed_on() -> None:
         ({"max_lag": "1"}, "max_lag: expected"),
         ({"workers": 2}, "workers: expected"),
         ({"publish_every": 1}, "publish_every: expected"),
+        ({"double_buffering": True}, "double_buffering: expected one of auto, on, off, got True"),
     ],
     ids=str,
 )

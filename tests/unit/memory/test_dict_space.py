@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation
 from headrace.envs.returns import Returns
 from headrace.envs.vector_env import EnvFailure
-from headrace.errors import UsageError
+from headrace.errors import SchemaError, UsageError
+from headrace.memory.in_hand import as_rows
 from headrace.memory.schema import rollout_schema
 from headrace.memory.spaces import (
     Box,
     Dict,
     Discrete,
     ObservationSpace,
-    as_rows,
     as_seen,
     decode_observation,
     empty_leaves,
@@ -91,6 +91,21 @@ def test_one_observation_or_many_as_rows() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("obs", "said"),
+    [
+        ({"a": 3, "b": np.zeros(2)}, "expected observation/a from 0 to 2, got 3"),
+        ({"a": [0, 1], "b": np.zeros(2)}, r"a batch of every array, got {'a': \(2,\), 'b': \(2,\)}"),
+        ({"a": 1, "b": np.zeros(3)}, r"expected observation/b of shape \(2,\)"),
+        ({"a": [0, 1], "b": np.zeros((3, 2))}, "expected as many rows of every array, got {'a': 2, 'b': 3}"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(obs: Any, said: str) -> None:
+    two = gym_spaces.Dict({"a": gym_spaces.Discrete(3), "b": gym_spaces.Box(0, 1, (2,))})
+    with pytest.raises(SchemaError, match=said):
+        as_rows(describe_observation(two, "it"), obs)
+
+
 def changed(change: Any) -> Any:
     obs = observation()
     change(obs)
@@ -129,7 +144,10 @@ def test_spaces_that_are_refused(space: Any, said: str) -> None:
         describe_observation(space, "Env")
 
 
-def test_actions_are_one_array() -> None:
+def test_actions_are_one_array_of_at_least_one_number() -> None:
+    for empty in (gym_spaces.Box(-1, 1, (0,)), gym_spaces.Box(-1, 1, (2, 0))):
+        with pytest.raises(UsageError, match="Env: expected at least one number in an action, got"):
+            describe_action(empty, "Env")
     with pytest.raises(UsageError, match="unsupported action space Dict"):
         describe_action(gym_spaces.Dict({"a": gym_spaces.Discrete(2)}), "Env")
 

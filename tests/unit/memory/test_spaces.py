@@ -14,13 +14,15 @@ from hypothesis import given
 
 from headrace.errors import SchemaError
 from headrace.memory import spaces as the_spaces
+from headrace.memory.in_hand import as_rows
 from headrace.memory.spaces import (
     Box,
     Discrete,
     MultiBinary,
+    MultiDiscrete,
     Space,
-    as_rows,
     bounds,
+    choice_range,
     decode,
     encode,
     leaves_of,
@@ -92,7 +94,8 @@ def test_no_other_file_knows_the_name_of_the_one_leaf() -> None:
 @quick
 @given(spaces)
 def test_an_observation_has_the_leaves_of_its_space(space: Space) -> None:
-    one = np.zeros(shape_of(space), space.dtype)
+    least = 0 if isinstance(space, Box) else choice_range(space)[0]
+    one = np.full(shape_of(space), least, space.dtype)
     assert split(space, one).keys() == leaves_of(space).keys()
     for given_obs, was_one in ((one, True), (np.stack([one, one, one]), False)):
         rows, is_one = as_rows(space, given_obs)
@@ -113,6 +116,10 @@ def test_an_observation_has_the_leaves_of_its_space(space: Space) -> None:
         (Box((2,), "float32", (0.0,), (1.0,)), np.zeros((2, 2, 2)), r"got \(2, 2, 2\)"),
         (Discrete(3), 1.5, "expected dtype int64, got float64"),
         (MultiBinary((2,)), {"obs": 1}, r"expected observations of shape \(2,\)"),
+        (Discrete(16), 99, "expected observation from 0 to 15, got 99"),
+        (Discrete(3, -1), [1, -2], "expected observation from -1 to 1, got -2"),
+        (MultiDiscrete((2, 3), (2,), (1, 0)), [[1, 0], [2, 3]], "expected observation from 0 to 2, got 3"),
+        (MultiBinary((2,)), [1, 9], "expected observation from 0 to 1, got 9"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(space: Space, wrong: Any, said: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.errors import CheckpointError, ConsentError, UsageError
-from headrace.memory.spaces import Box, Discrete
+from headrace.memory.spaces import Box, Dict, Discrete
 from headrace.policies.config import PolicyConfig
 from headrace.policies.networks import build_policy
 from support.bit_envs import Cards
@@ -117,6 +117,7 @@ def test_it_starts_from_the_runs_seed_alone() -> None:
         (grown(nn.Linear, ""), r"features_extractor_class Linear raised TypeError"),
         (grown(nn.Identity, ""), "Identity: expected a torch module with a features_dim"),
         (grown(3, ""), "features_extractor_class: expected a class"),
+        (grown({}, ""), "features_extractor_class: expected a class, or one for at least one array, got {}"),
         (grown({"wheel": Conv}, ""), "there is no observation 'wheel'; expected some of goal, position"),
         ({"features_extractor_kwargs": {"features_dim": 3}}, "they are for features_extractor_class"),
         (grown("no_such_module:X", ""), "no_such_module"),
@@ -125,6 +126,13 @@ def test_it_starts_from_the_runs_seed_alone() -> None:
 def test_what_is_no_extractor_is_refused(kwargs: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         hr.PPO("auto", Signpost, policy_kwargs=kwargs, **SMALL).close()
+
+
+@pytest.mark.parametrize("policy", ["MultiInputPolicy", "MultiInputLstmPolicy"])
+def test_an_array_without_numbers_is_named(policy: str) -> None:
+    space = Dict((("full", Box((2,), "float32", (-1.0,), (1.0,))), ("hollow", Box((0,), "float32", (-1.0,), (1.0,)))))
+    with pytest.raises(UsageError, match=r"observation/hollow: expected at least one number, got Box\(shape=\(0,\)"):
+        build_policy(PolicyConfig(policy), space, Discrete(2), 1)
 
 
 @pytest.mark.parametrize("leaf", ["action_mask", "observation"])

@@ -104,6 +104,8 @@ def test_forbidden_actions_are_never_taken(env: Any, pairs: bool, tmp_path: Path
             (None, "pass action_masks"),
             (mask[1:], "expected action_masks of shape"),
             (0 * mask, "no action"),
+            (0.5 * mask, "expected 0 and 1, got"),
+            (mask[None], "expected one observation of every array, or a batch of every array"),
         ):
             with pytest.raises((UsageError, SchemaError), match=said):
                 model.predict(obs, action_masks=masks)

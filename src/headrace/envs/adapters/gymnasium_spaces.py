@@ -26,7 +26,18 @@ from gymnasium.wrappers import (
 
 from headrace.envs.successes import Watched
 from headrace.errors import EnvError, UsageError
-from headrace.memory.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, ObservationSpace, Space, bounds
+from headrace.memory.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    ObservationSpace,
+    Space,
+    bounds,
+    in_short,
+    size_of,
+)
 
 _BLIND = (ClipReward, TransformReward, TimeLimit, RecordEpisodeStatistics, OrderEnforcing, PassiveEnvChecker, Watched)
 """Wrappers that pass observations on as they are."""
@@ -49,7 +60,10 @@ def describe_observation(
 
 def describe_action(space: gym.Space[Any] | None, where: str) -> Space:
     """The descriptor of an action space."""
-    return _array(space, "action", where)
+    found = _array(space, "action", where)
+    if not size_of(found):
+        raise UsageError(f"{where}: expected at least one number in an action, got {in_short(found)}")
+    return found
 
 
 def _described(space: gym.Space[Any], where: str) -> Dict:
