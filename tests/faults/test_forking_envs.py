@@ -1,7 +1,7 @@
 """An environment forks its process and lets the copy go on, as code does that forgets os._exit.
 
-    a worker     the copy finds no shared memory and ends at its first touch
-    the learner  memory is the copy's own, and it ends with its rollout: there is no second learner
+a worker     the copy finds no shared memory and ends at its first touch
+the learner  memory is the copy's own, and it ends with its rollout: there is no second learner
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ that knows no name: `keep_names_registered`. If both are killed together, the na
 removes it. Every mapping holds a shared lock on its file, by its descriptor: `orphans` removes none that is held.
 The mapping, and one descriptor, live as long as there is a view of it (SharedMemory refuses to close then).
 A process may be forked by code that is not ours, and the copy may go on where the original does. It can't write here:
-what was attached is not in its memory, so it ends at the first touch (SIGSEGV), and heap memory is its own from then on.
+what was attached is not in its memory, so it ends at the first touch (SIGSEGV); heap memory is its own from then on.
 Does not know what lies in the bytes.
 """
 
