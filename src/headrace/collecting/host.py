@@ -4,13 +4,11 @@
 
 Inline a host works in the caller's thread, with topology=threads in a thread, with processes in a worker process; what
 differs is how an order reaches it. The commit word is what counts: done only wakes the reader. Where the time went is
-in the slab's header. A copy of this process that an environment has forked goes no further than its rollout.
-Does not know where the policy runs (inference/local, client), nor rings. Imports no torch.
+in the slab's header. Does not know where the policy runs (inference/local, client), nor rings. Imports no torch.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
@@ -28,8 +26,6 @@ from headrace.memory.slab import Slab
 
 Acting = Callable[[Lease, int, tuple[int, ...] | None], Act]  # version of the order; recorded ones, per row
 
-_COPY = 88  # exit code of such a copy
-
 
 class Host:
     """Actors of some shards, and what acts for them."""
@@ -45,7 +41,6 @@ class Host:
         self._plan, self._slabs, self._acting = plan, slabs, acting
         self._views: dict[tuple[int, int], Slab] = {}
         self._actors: dict[int, Actor] = {}
-        self._pid = os.getpid()
         try:
             for shard, start in starts.items():
                 standing = start() if callable(start) else start
@@ -70,11 +65,7 @@ class Host:
         lease = order.lease
         slab = self._slab(order.offset, lease.shard)
         slab.header[Word.IDLE_NS] = idle_ns
-        try:
-            self._actors[lease.shard].fill(slab, self._acting(lease, order.version, order.versions))
-        finally:
-            if os.getpid() != self._pid:  # the copy would go on as a second learner
-                os._exit(_COPY)
+        self._actors[lease.shard].fill(slab, self._acting(lease, order.version, order.versions))
         slab.commit(lease.fence, now_ns())
 
     def close(self) -> None:
