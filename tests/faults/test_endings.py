@@ -510,6 +510,18 @@ def test_a_lock_dies_with_its_process_and_is_not_inherited(tmp_path: Path) -> No
         holder.stdout.close()
 
 
+def test_who_removes_the_log_does_not_lift_the_lock(tmp_path: Path) -> None:
+    with RunLock.take(tmp_path) as lock:
+        (tmp_path / "log.txt").unlink()
+        for take in (RunLock.take, RunLock.take_early):
+            with pytest.raises(UsageError, match=f"another program writes to it \\(process {os.getpid()}\\)"):
+                take(tmp_path)
+        assert not list(tmp_path.iterdir())
+        (tmp_path / "log.txt").touch()
+        assert lock.is_of(tmp_path)
+    RunLock.take(tmp_path).release()
+
+
 def test_a_lock_through_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
     (tmp_path / "run").mkdir()

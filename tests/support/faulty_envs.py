@@ -4,7 +4,7 @@
     Faulty            Steady, but for one fault at (env index, episode, step), and nowhere else
     Announces         Steady, but it tells a test when it is in a given step, and waits there for a signal
     Busy              Steady, but a step costs processor time
-    UsesGlobalRandom, CarriesState     not a function of seed and actions
+    UsesGlobalRandom, CarriesState, CarriesStateLate     not a function of seed and actions
     SeedsGlobalRandom, SharesItsWalk, DrawsOwnActions, CountsInstances     the same, but for one instance alone they are
     ShortSeeds        Steady, but it takes 32-bit seeds only
 
@@ -199,6 +199,19 @@ class CarriesState(Steady):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         self._length += 1
+        return super().reset(seed=seed)
+
+
+class CarriesStateLate(Steady):
+    """The same, but the first four episodes are as they should be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._resets = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._resets += 1
+        self._length = 5 if self._resets <= 4 else 6
         return super().reset(seed=seed)
 
 

@@ -71,9 +71,13 @@ def _require_supported(asked: dict[str, Any], engine: Engine) -> None:
         if not any(value == one and type(value) is type(one) for one in _NEUTRAL[name]):
             only = _NEUTRAL[name][0]
             raise RefusedError(400, f"{name}: this server supports {only!r} only, got {str(value)[:80]!r}", name)
+    for name in ("logprobs", "return_token_ids"):
+        if not isinstance(wish := asked.get(name, False), int) or wish < 0:
+            said = f"{name}: expected true, false or a number of at least 0, got {str(wish)[:80]}"
+            raise RefusedError(400, said, name)
     stops = asked.get("stop_token_ids", [])
     known = {*getattr(engine.codec, "stop_ids", ()), engine.codec.eos_id}
-    if not isinstance(stops, list) or any(one not in known for one in stops if type(one) is int):
+    if not isinstance(stops, list) or any(type(one) is not int or one not in known for one in stops):
         raise RefusedError(400, f"stop_token_ids: this server stops at {sorted(known)} only", "stop_token_ids")
 
 

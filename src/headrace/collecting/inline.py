@@ -8,6 +8,7 @@ caller as it is. Replays recorded schedules of other places, since it can act wi
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from functools import partial
 
@@ -18,6 +19,7 @@ from headrace.collecting.plan import HostPlan
 from headrace.errors import HeadraceError
 from headrace.inference.local import following
 from headrace.policies.threads import torch_threads
+from headrace.runtime.life import end_copy_of
 from headrace.weights.store import WeightStore
 
 
@@ -51,8 +53,12 @@ class Inline:
             raise HeadraceError(
                 "no rollout is ordered, so none can be waited for; a replay has no more than its schedule"
             )
-        with torch_threads(1):
-            self._host.fill(self._pending.popleft())
+        pid = os.getpid()
+        try:
+            with torch_threads(1):
+                self._host.fill(self._pending.popleft())
+        finally:
+            end_copy_of(pid)
 
     def served(self) -> dict[str, float]:
         """There are no inference servers."""

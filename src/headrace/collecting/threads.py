@@ -9,6 +9,7 @@ can't be killed, so there is nothing to replace, and one that hangs in an enviro
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from functools import partial
 from queue import SimpleQueue
@@ -22,6 +23,7 @@ from headrace.episodes.standing import Standing
 from headrace.errors import HeadraceError
 from headrace.inference.local import following
 from headrace.policies.threads import torch_threads
+from headrace.runtime.life import end_copy_of
 from headrace.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -93,8 +95,10 @@ class Threads:
 
     def _work(self, index: int, starts: dict[int, Standing | None]) -> None:
         host: Host | None = None
+        pid = os.getpid()
 
         def receive() -> Order | None:
+            end_copy_of(pid)
             order = self._orders[index].get()
             return None if self._is_closing else order
 
@@ -104,6 +108,7 @@ class Threads:
                 self._reports.put(None)
                 host.serve(receive, partial(self._reports.put, None))
         except BaseException as error:
+            end_copy_of(pid)
             self._reports.put(error)
         finally:
             try:

@@ -35,7 +35,7 @@ from headrace.memory.spaces import Leaves, Space, made_up, shape_of
 
 MOST_ROWS = 1_000
 MOST_S = 5.0  # of one job: a slow environment is judged by fewer steps
-MOST_EPISODES = 3  # of one environment
+MOST_EPISODES = 5  # of one environment
 _BLOCK = 64  # actions drawn at once
 
 Array = npt.NDArray[Any]

@@ -7,6 +7,8 @@ resource tracker, which removes it should the creator be killed. Should the trac
 that knows no name: `keep_names_registered`. If both are killed together, the name stays in /dev/shm until `orphans`
 removes it. Every mapping holds a shared lock on its file, by its descriptor: `orphans` removes none that is held.
 The mapping, and one descriptor, live as long as there is a view of it (SharedMemory refuses to close then).
+A process may be forked by code that is not ours, and the copy may go on where the original does. It can't write here:
+what was attached is not in its memory, so it ends at the first touch (SIGSEGV); heap memory is its own from then on.
 Does not know what lies in the bytes.
 """
 
@@ -53,7 +55,8 @@ class HeapSegment:
     name = None
 
     def __init__(self, size_bytes: int) -> None:
-        self.buffer = memoryview(mmap.mmap(-1, size_bytes))  # page-aligned, and pages come on first touch
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the default shares it with forks
+        self.buffer = memoryview(mmap.mmap(-1, size_bytes, private))  # page-aligned, and pages come on first touch
 
     def unlink(self) -> None:
         """Nothing to remove: it has no name."""
@@ -97,7 +100,9 @@ class SharedSegment:
         descriptor = os.open(DIRECTORY / name, os.O_RDWR | os.O_CLOEXEC)
         try:
             _hold(descriptor)
-            return cls(name, mmap.mmap(descriptor, 0))
+            mapping = mmap.mmap(descriptor, 0)
+            mapping.madvise(mmap.MADV_DONTFORK)
+            return cls(name, mapping)
         finally:
             os.close(descriptor)
 

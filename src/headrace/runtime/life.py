@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _PARENT_DIED = 87  # exit code of a child whose parent was gone before it could bind
+_COPY = 88  # exit code of a copy of a process that an environment has forked
 _bound: list[Connection[Any, Any]] = []  # a child's read end stays open as long as the child lives
 _not_for_forks: weakref.WeakSet[Connection[Any, Any]] = weakref.WeakSet()
 
@@ -66,6 +67,12 @@ def bind_one_of_many(read_end: Connection[Any, Any]) -> None:
 def keep_from_forks(connection: Connection[Any, Any]) -> None:
     """See that a plain fork of this process, by anybody, does not hold it open."""
     _not_for_forks.add(connection)
+
+
+def end_copy_of(pid: int) -> None:
+    """End this process if it is not that one but a copy: it would go on as a second learner."""
+    if os.getpid() != pid:
+        os._exit(_COPY)
 
 
 def _close_in_fork() -> None:

@@ -9,6 +9,7 @@ A process that is stopped, or waits in the kernel, runs no signal handler. Ends 
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ def keep_notes(shard_sizes: Sequence[int], segment: str, number: int) -> CrashNo
     descriptor = SharedSegment.open_at(segment, notes.last_words_at(number))
     faulthandler.enable(descriptor)
     faulthandler.register(signal.SIGUSR1, descriptor)
+    os.register_at_fork(after_in_child=faulthandler.disable)  # the end of a copy is not this process's
     return notes
 
 

@@ -21,6 +21,7 @@ from headrace.evaluation.trace import Job, Trace, played
 from support.faulty_envs import (
     Busy,
     CarriesState,
+    CarriesStateLate,
     CountsInstances,
     DrawsOwnActions,
     NeverTheSame,
@@ -76,6 +77,9 @@ AGAIN = "played again in a fresh process, differs in"
             id="global",
         ),
         pytest.param(hr.EnvSpec(CarriesState), f"env 0, episode 0:1, {ALONE} the flags of step 5", id="across resets"),
+        pytest.param(
+            hr.EnvSpec(CarriesStateLate), f"env 0, episode 0:4, {ALONE} the flags of step 4", id="across some resets"
+        ),
         pytest.param(
             hr.EnvSpec(SeedsGlobalRandom),
             f"env 0, episode 0:0, {ALONE} the observation after step 0",
@@ -182,7 +186,7 @@ def test_spaces_and_progress_are_told() -> None:
         "playing 3 instances in turn",
         "playing the same again in a fresh process, and every episode alone in another one",
     ]
-    assert "9 episodes of 3 instances (27 steps)" in found.evidence
+    assert "15 episodes of 3 instances (45 steps)" in found.evidence
 
 
 def test_a_slow_environment_is_judged_by_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
