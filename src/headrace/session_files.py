@@ -15,7 +15,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
