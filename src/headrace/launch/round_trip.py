@@ -54,7 +54,7 @@ class _NoPolicy:
 def round_trips(plan: SlotsPlan) -> tuple[Time, Time]:
     """One shard's question to an instant server, and what each further shard adds to a batch."""
     sizes = plan.shard_sizes
-    slots = Slots(plan, HeapSegment(slots_bytes(plan)))
+    slots = Slots(plan, HeapSegment(slots_bytes(plan), is_private=False))
     with _instant_server(plan, slots):
         questions = _Questions(slots, len(sizes))
         for _ in range(_WARM_UP):

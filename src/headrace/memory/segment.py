@@ -50,13 +50,13 @@ class Segment(Protocol):
 
 
 class HeapSegment:
-    """Memory of this process alone."""
+    """Memory of this process alone, or with a child that it forks itself."""
 
     name = None
 
-    def __init__(self, size_bytes: int) -> None:
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the default shares it with forks
-        self.buffer = memoryview(mmap.mmap(-1, size_bytes, private))  # page-aligned, and pages come on first touch
+    def __init__(self, size_bytes: int, *, is_private: bool = True) -> None:
+        kind = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
+        self.buffer = memoryview(mmap.mmap(-1, size_bytes, kind | mmap.MAP_ANONYMOUS))  # pages come on first touch
 
     def unlink(self) -> None:
         """Nothing to remove: it has no name."""
