@@ -24,6 +24,7 @@ from headrace.compiler import compiled, summing
 from headrace.policies.networks import MlpPolicy
 
 Array = npt.NDArray[Any]
+Arrays = tuple[Array, ...]
 Layers = list[tuple[Tensor, Tensor]]  # weight and bias
 
 TANH, RELU = 0, 1
@@ -137,8 +138,10 @@ class PlainMlpAct:
     """Acts on any number of rows. Reads the module's parameters in place, so loading new weights is seen."""
 
     def __init__(self, module: MlpPolicy) -> None:
-        self._parameters = [(w.numpy(), b.numpy()) for w, b in _layers("actor", dict(module.named_parameters()))]
-        self._transposed = [np.empty(weight.shape[::-1], np.float32) for weight, _ in self._parameters[:-1]]
+        layers = [(w.numpy(), b.numpy()) for w, b in _layers("actor", dict(module.named_parameters()))]
+        self._weights, self._biases = zip(*layers, strict=True)
+        self._seen = tuple(np.zeros(weight.size, np.int32) for weight in self._weights[:-1])
+        self._transposed = tuple(np.zeros(weight.shape[::-1], np.float32) for weight in self._weights[:-1])
         self._log_std = None if module.log_std is None else module.log_std.detach().numpy()
         self._kind = KINDS[module.activation]
         self._reserve(1)
@@ -160,26 +163,36 @@ class PlainMlpAct:
         rows = len(obs)
         if rows > len(self._no_noise):
             self._reserve(rows)
-        x = np.ascontiguousarray(obs)
-        for (weight, bias), transposed, hidden in zip(self._parameters, self._transposed, self._hidden, strict=False):
-            out = hidden[:rows]
-            _layer(x, weight, bias, transposed, self._kind, out)
-            x = out
-        head(x, *self._parameters[-1], self._head[:rows])
-        return self._head[:rows]
+        x, out = np.ascontiguousarray(obs), self._head[:rows]
+        if not self._hidden:
+            head(x, self._weights[0], self._biases[0], out)
+        else:
+            _forward(x, self._weights, self._biases, self._seen, self._transposed, self._hidden, self._kind, out)
+        return out
 
     def _reserve(self, rows: int) -> None:
-        *hidden, last = [len(bias) for _, bias in self._parameters]
-        self._hidden = [np.empty((rows, width), np.float32) for width in hidden]
+        *hidden, last = map(len, self._biases)
+        self._hidden = tuple(np.empty((rows, width), np.float32) for width in hidden)
         self._head, self._no_noise = np.empty((rows, last), np.float32), np.zeros((rows, last), np.float32)
         self._choice = np.empty(rows, np.int64)
 
 
 @compiled
-def _layer(x: Array, weight: Array, bias: Array, transposed: Array, kind: int, out: Array) -> None:
-    transpose(weight, transposed)
-    product(x, transposed, bias, out)
-    activate(out, kind)
+def _forward(
+    x: Array, weights: Arrays, biases: Arrays, seen: Arrays, transposed: Arrays, hidden: Arrays, kind: int, out: Array
+) -> None:
+    """All layers. Weights are transposed if they are not, bit for bit, those that were `seen` last."""
+    for i in range(len(hidden)):
+        after, words, difference = hidden[i][: len(x)], weights[i].reshape(-1).view(np.int32), np.int32(0)
+        for k in range(len(words)):
+            difference |= words[k] ^ seen[i][k]
+        if difference:
+            seen[i][:] = words
+            transpose(weights[i], transposed[i])
+        product(x, transposed[i], biases[i], after)
+        activate(after, kind)
+        x = after
+    head(x, weights[-1], biases[-1], out)
 
 
 @compiled
