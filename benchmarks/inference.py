@@ -224,7 +224,7 @@ def workers(sizes: Sizes, absent: dict[str, str]) -> tuple[list[Claim], dict[str
         for _ in range(3):
             next(collector)
         pss = {}
-        for pid in collector.parts.reader.place.pids:
+        for pid in collector.parts.reader.place.workers.pids:
             assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text(), "a worker has torch"
             pss[pid] = pss_mb(pid)
         assert len(pss) == count, pss

@@ -207,7 +207,7 @@ def leaking(scale: Scale) -> Shown:
     want, place = LEAKY.play(**INLINE), processes(1)
     with LEAKY.start(**place) as run:
         LEAKY.advance(run, 1)
-        limit_mb = int(used_mb(run.source.place.pids[0])) + ROOM_MB
+        limit_mb = int(used_mb(run.source.place.workers.pids[0])) + ROOM_MB
     leaked_mb = LEAKY.updates * LEAKY.n_steps * LEAKY.n_envs
     with LEAKY.start(**place, worker_max_memory_mb=limit_mb) as run, peak_memory(run) as peak:
         same = bits_of(run, LEAKY.advance(run, LEAKY.updates)) == want
@@ -239,7 +239,7 @@ def peak_memory(run: Any) -> Iterator[list[float]]:
 
     def look() -> None:
         while not over.wait(0.005):
-            for pid in list(run.source.place.pids):
+            for pid in list(run.source.place.workers.pids):
                 try:
                     seen.append(used_mb(pid))
                 except (OSError, ValueError):

@@ -144,7 +144,7 @@ def at_point(point: str, times: int, want: Bits) -> dict[str, Any]:
                 arm(folder, point, after=5 if point in IN_A_SLAB else 0)
                 if point in AT_START:  # it takes another death to get one that starts
                     outside += 1
-                    pid = place._servers.children[0].pid if point in SERVING else place.pids[0]
+                    pid = place._servers.children[0].pid if point in SERVING else place.workers.pids[0]
                     os.kill(pid, signal.SIGKILL)
                 episodes += WALK.advance(run, 2)
                 done += 2
@@ -172,7 +172,7 @@ def at_shutdown(point: str, times: int, want: Bits) -> dict[str, Any]:
             with WALK.wrapped(Strikes(name)).start(**processes(1)) as run:
                 got = bits_of(run, WALK.advance(run, WALK.updates))
                 found["restarts"] += run.source.place.replaced.restarts
-                pids = run.source.place.pids
+                pids = run.source.place.workers.pids
                 arm(Path(name), point)
             wait_until(lambda pids=pids: all(map(is_gone, pids)))
             found["kills"] += len(deaths(Path(name)))
@@ -188,7 +188,7 @@ def stopped_and_continued(want: Bits) -> dict[str, Any]:
         place = processes(1, hang_floor_s=HANG_S, hang_ceiling_s=40.0)
         with WALK.wrapped(partial(Mishaps, folder=name)).start(**place) as run:
             episodes = WALK.advance(run, 1)
-            victim = run.source.place.pids[0]
+            victim = run.source.place.workers.pids[0]
 
             def continue_it() -> None:
                 while not over.is_set() and not is_gone(victim):

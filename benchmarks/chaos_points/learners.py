@@ -107,9 +107,9 @@ def kill_now_and_then(
 def roles(model: Any) -> dict[int, str]:
     """Every process of the run that lives, and what it is."""
     place = model.parts.reader.place
-    known = dict.fromkeys(place.pids, "worker")
-    known |= dict.fromkeys(place._workers.standby.spare_pids, "spare")
-    known |= dict.fromkeys(place._workers.standby.server_pids, "fork server")
+    known = dict.fromkeys(place.workers.pids, "worker")
+    known |= dict.fromkeys(place.workers.standby.spare_pids, "spare")
+    known |= dict.fromkeys(place.workers.standby.server_pids, "fork server")
     for pid in family(os.getpid()) - set(known):
         with suppress(OSError):  # gone meanwhile
             if name_of(pid) == "resource tracker":

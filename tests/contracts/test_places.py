@@ -211,7 +211,7 @@ def test_close_ends_it_at_any_time_and_twice(kind: str, when: str) -> None:
         if when == "with orders in hand":
             here.order()
             here.order()
-        pids = here.place.pids if isinstance(here.place, Processes) else []
+        pids = here.place.workers.pids if isinstance(here.place, Processes) else []
         assert len(pids) == (2 if kind in ("processes", "central") and when != "before the launch" else 0)
         here.place.close()
         here.place.close()
@@ -388,10 +388,10 @@ def test_a_worker_that_dies_is_replaced_and_its_orders_are_void() -> None:
         undisturbed.launch()
         journal = journalled(here, 2)
         assert isinstance(here.place, Processes)
-        here.place._workers.start_of = lambda shard: standing(journal, here.plan.shards[shard])
+        here.place.workers.start_of = lambda shard: standing(journal, here.plan.shards[shard])
         for _ in range(2):
             undisturbed.rollout()
-        victim, survivor = here.place.pids
+        victim, survivor = here.place.workers.pids
         os.kill(victim, signal.SIGKILL)
         here.order()  # to a worker that may be gone already
         taken = here.collect(1)  # shard 1's; the death may be seen before or after
@@ -405,7 +405,7 @@ def test_a_worker_that_dies_is_replaced_and_its_orders_are_void() -> None:
         here.order([0, 2])
         got = {one.lease.shard: bits_of(one.slab) for one in [*taken, *here.collect(2)]}
         assert got == undisturbed.rollout()
-        assert survivor in here.place.pids
+        assert survivor in here.place.workers.pids
 
 
 def test_a_worker_that_was_ended_takes_no_more_orders() -> None:
@@ -423,7 +423,7 @@ def test_a_worker_owes_what_it_was_ordered_to_do() -> None:
     with stage("processes") as here:
         here.launch()
         assert isinstance(here.place, Processes)
-        owed, children = here.place._workers.owed, here.place._workers.children
+        owed, children = here.place.workers.owed, here.place.workers.children
         assert owed == [0, 0]
         for _ in range(2):
             here.order()
@@ -445,5 +445,5 @@ def test_a_worker_that_asks_a_server_has_no_torch() -> None:
         for one in (here, beside):
             one.launch()
             one.rollout()
-        mapped = [Path(f"/proc/{one.place.pids[0]}/maps").read_text() for one in (here, beside)]  # type: ignore[attr-defined]
+        mapped = [Path(f"/proc/{one.place.workers.pids[0]}/maps").read_text() for one in (here, beside)]  # type: ignore[attr-defined]
         assert ["libtorch" in text for text in mapped] == [False, True]

@@ -308,7 +308,7 @@ def test_a_source_that_was_halted_can_be_saved_and_goes_on_after_a_restore(kind:
         here.source.halt()
         if kind == "processes":
             assert isinstance(here.source, Reader)
-            assert here.source.place.pids == []
+            assert here.source.place.workers.pids == []
         assert bits_of(batch) == before == calm(kind)[1]
         here.source.give_back()
         here.publish()

@@ -206,7 +206,7 @@ def test_a_killed_worker_of_a_recorded_run(tmp_path: Path) -> None:
     def strike(one: dict[str, float]) -> None:
         records.append(one)
         if len(records) in (3, 8):
-            os.kill(random.Random(len(records)).choice(model.run.source.place.pids), signal.SIGKILL)
+            os.kill(random.Random(len(records)).choice(model.run.source.place.workers.pids), signal.SIGKILL)
 
     with hr.PPO("MlpPolicy", "support.worker_envs:dawdling", env_kwargs=EVEN, **OPTIONS) as model:
         model.learn(TOTAL, strike, run_dir=folder)

@@ -131,12 +131,12 @@ def test_kill_9_between_two_updates() -> None:
     with case.start(**processes(2)) as run:
         episodes = case.advance(run, 1)
         for _ in range(1, case.updates):
-            victim = draw.choice(list(run.source.place._workers.children.values()))
+            victim = draw.choice(list(run.source.place.workers.children.values()))
             os.kill(victim.pid, signal.SIGKILL)
             wait([victim.sentinel], 60.0)  # a fork server tells of a death a moment after it
             episodes += case.advance(run, 1)
         # The last one may have committed its slab before it died, and nothing is ordered after the last update.
-        assert run.source.place.replaced.restarts + len(run.source.place._workers.vacant) == case.updates - 1
+        assert run.source.place.replaced.restarts + len(run.source.place.workers.vacant) == case.updates - 1
         assert bits_of(run, episodes) == calm("cartpole")
 
 

@@ -225,7 +225,7 @@ def test_a_failure_and_the_death_after_it_are_noticed_at_once(caplog: pytest.Log
             with pytest.raises(EnvError, match=Faulty.PLACE):  # noqa: PT012  # any of them
                 for _ in range(10):
                     m.run.update(1000)
-                    wait([child.sentinel for child in m.run.source.place._workers.children.values()], 1.0)
+                    wait([child.sentinel for child in m.run.source.place.workers.children.values()], 1.0)
     assert "died" not in caplog.text
 
 

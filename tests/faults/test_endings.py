@@ -96,7 +96,7 @@ def test_workers_end_before_the_report_is_drawn(fault: str, tmp_path: Path, monk
     drawn: list[list[bool]] = []
 
     def ends(record: dict[str, float]) -> None:
-        pids.extend(model.parts.reader.place.pids)
+        pids.extend(model.parts.reader.place.workers.pids)
         if fault == "error":
             raise RuntimeError("of a callback")
         signal.raise_signal(signal.SIGINT)
@@ -119,7 +119,7 @@ def test_ctrl_c_while_learning_ends_the_workers_at_once(tmp_path: Path, monkeypa
 
     def epochs(self: Ppo, *arguments: Any) -> Any:
         if len(calls) == 1:
-            (pid,) = model.parts.reader.place.pids
+            (pid,) = model.parts.reader.place.workers.pids
             signal.raise_signal(signal.SIGINT)
             seen.append(is_gone(pid))
         calls.append(0)

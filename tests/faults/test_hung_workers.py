@@ -58,10 +58,10 @@ def test_hung_in_step(what: str, function: str, tmp_path: Path, warned: Warnings
     began = plan_mishap(tmp_path, what, at_step(SEED, 3, 1, 7))
     with walking(tmp_path).start(**HURRIED | {"workers": "2"}) as run:
         episodes = WALK.advance(run, 2)
-        pids = run.source.place.pids
+        pids = run.source.place.workers.pids
         episodes += WALK.advance(run, WALK.updates - 2)
         assert run.source.place.replaced.restarts == 1
-        assert run.source.place.pids[0] == pids[0]
+        assert run.source.place.workers.pids[0] == pids[0]
         assert is_gone(pids[1])
         assert bits_of(run, episodes) == calm()
     (text,), (at_s,), (began_s,) = warned.texts, warned.at_s, times_s(began)
@@ -109,7 +109,7 @@ def test_hung_in_close(tmp_path: Path, warned: Warnings) -> None:
     plan_mishap(tmp_path, "gil", at_close(SEED, 2, 2))
     with walking(tmp_path).start(**HURRIED) as run:
         assert bits_of(run, WALK.advance(run, WALK.updates)) == calm()
-        pids, begun = run.source.place.pids, time.monotonic()
+        pids, begun = run.source.place.workers.pids, time.monotonic()
     assert time.monotonic() - begun < 5.0
     assert all(map(is_gone, pids))
     (text,) = warned.texts
@@ -124,7 +124,7 @@ def test_stopped_and_continued(tmp_path: Path, warned: Warnings) -> None:
     is_over = threading.Event()
     with walking(tmp_path).start(**HURRIED) as run:
         WALK.advance(run, 1)
-        victim = run.source.place.pids[0]
+        victim = run.source.place.workers.pids[0]
 
         def resurrect() -> None:
             wait_until(lambda: began.exists() or is_over.is_set())
@@ -154,8 +154,8 @@ def test_stopped_while_idle(warned: Warnings) -> None:
     with WALK.start(**HURRIED) as run:
         episodes = WALK.advance(run, 2)
         place = run.source.place
-        wait_until(lambda: place.replace_lost() == [] and not any(place._workers.owed))  # the third rollout is done
-        os.kill(place.pids[0], signal.SIGSTOP)
+        wait_until(lambda: place.replace_lost() == [] and not any(place.workers.owed))  # the third rollout is done
+        os.kill(place.workers.pids[0], signal.SIGSTOP)
         episodes += WALK.advance(run, 1)
         assert run.source.place.replaced.restarts == 0
         begun = time.monotonic()
@@ -269,7 +269,7 @@ def test_a_worn_out_worker_is_replaced(limit: str, warned: Warnings) -> None:
     else:
         with leaky.start(**place) as run:
             leaky.advance(run, 1)
-            place["worker_max_memory_mb"] = int(used_mb(run.source.place.pids[0])) + 90
+            place["worker_max_memory_mb"] = int(used_mb(run.source.place.workers.pids[0])) + 90
     with leaky.start(**place) as run:
         episodes = leaky.advance(run, leaky.updates - 1)
         update = run.update(leaky.total_timesteps)
@@ -286,7 +286,7 @@ def test_a_replay_that_leaks_more_than_the_limit_is_no_error(warned: Warnings) -
     place, want = processes(1), leaky.play(**INLINE)
     with leaky.start(**place) as run:
         leaky.advance(run, 1)
-        place["worker_max_memory_mb"] = int(used_mb(run.source.place.pids[0])) + 60
+        place["worker_max_memory_mb"] = int(used_mb(run.source.place.workers.pids[0])) + 60
     said: list[str] = []
     with leaky.start(**place) as run:
         run.source.say = said.append

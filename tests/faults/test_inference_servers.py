@@ -60,7 +60,7 @@ def test_servers_and_workers_are_killed_at_random(name: str, seed: int) -> None:
         for _ in range(case.updates - 1):
             servers.add(draw.choice(server_pids(run)))
             if draw.random() < 0.3:
-                workers.add(draw.choice(run.source.place.pids))
+                workers.add(draw.choice(run.source.place.workers.pids))
             victims = [pid for pid in servers | workers if not is_gone(pid)]
             timer = threading.Timer(draw.choice((0.0, 0.002, 0.005)), partial(list, map(kill, victims)))
             timer.start()
@@ -102,7 +102,7 @@ def test_servers_and_workers_die_with_masks_statistics_states_and_several_arrays
         episodes = case.advance(run, 2)
         kill(server_pids(run)[1])
         episodes += case.advance(run, 1)
-        kill(run.source.place.pids[0])
+        kill(run.source.place.workers.pids[0])
         episodes += case.advance(run, case.updates - 3)
         assert (run.source.place.replaced.restarts, servers_of(run).restarts) == (1, 1)
         assert bits_of(run, episodes) == calm(name)
@@ -118,7 +118,7 @@ def test_a_worker_is_killed_while_its_request_is_in_flight() -> None:
 
         def strike() -> None:
             wait_until(lambda: bool(slots.words[at + REQUEST] != slots.words[at + REPLY]))
-            kill(run.source.place.pids[0])
+            kill(run.source.place.workers.pids[0])
             os.kill(server, signal.SIGCONT)
 
         os.kill(server, signal.SIGSTOP)

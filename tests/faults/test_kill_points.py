@@ -42,7 +42,7 @@ def test_killed_at(point: str, tmp_path: Path) -> None:
         arm(tmp_path, point, after=5 if point in IN_A_SLAB else 0)
         if point in AT_START:
             kills += 1
-            os.kill(run.source.place.pids[0], signal.SIGKILL)
+            os.kill(run.source.place.workers.pids[0], signal.SIGKILL)
         episodes += WALK.advance(run, WALK.updates - 1)
         for _ in range(2):  # who died after the last rollout is noticed, and replaced, too
             run.source.run_ahead()
@@ -94,7 +94,7 @@ def test_a_server_is_killed_while_weights_are_published(monkeypatch: pytest.Monk
 def test_killed_during_shutdown(tmp_path: Path) -> None:
     with WALK.wrapped(Strikes(str(tmp_path))).start(**processes(1)) as run:
         got = bits_of(run, WALK.advance(run, WALK.updates))
-        pids = run.source.place.pids
+        pids = run.source.place.workers.pids
         arm(tmp_path, POINTS[-1])
     wait_until(lambda: all(map(is_gone, pids)))
     assert len(deaths(tmp_path)) == 1

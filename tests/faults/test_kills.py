@@ -38,7 +38,7 @@ GONE_S = 10.0
 
 def standby_of(run: Run) -> Standby:
     assert isinstance(run.source.place, Processes)
-    return run.source.place._workers.standby
+    return run.source.place.workers.standby
 
 
 def spare_of(run: Run) -> int | None:
@@ -139,7 +139,7 @@ def test_what_an_environment_has_spawned_goes_with_its_worker(tmp_path: Path) ->
     with case.start(**processes(2)) as run:
         episodes = case.advance(run, 1)
         first = spawned()
-        victim = run.source.place.pids[0]
+        victim = run.source.place.workers.pids[0]
         lost = first & family(victim)
         assert (len(first), len(lost)) == (case.n_envs, 7)
         kill(victim)
@@ -167,9 +167,9 @@ def test_a_spare_takes_the_place_of_a_worker(caplog: pytest.LogCaptureFixture) -
         waits = spare_of(run)
         assert waits not in (None, killed)
         assert (warnings_in(caplog), run.source.place.replaced.restarts) == ([], 0)
-        kill(run.source.place.pids[1])
+        kill(run.source.place.workers.pids[1])
         episodes += case.advance(run, case.updates - 2)
-        assert run.source.place.pids[1] == waits
+        assert run.source.place.workers.pids[1] == waits
         assert spare_of(run) not in (None, waits)
         assert run.source.place.replaced.restarts == 1
         assert bits_of(run, episodes) == calm("noisy")
@@ -181,7 +181,7 @@ def test_no_spares() -> None:
     with case.start(**processes(2, spares=0)) as run:
         episodes = case.advance(run, 2)
         assert spare_of(run) is None
-        kill(run.source.place.pids[0])
+        kill(run.source.place.workers.pids[0])
         episodes += case.advance(run, case.updates - 2)
         assert spare_of(run) is None
         assert run.source.place.replaced.restarts == 1
@@ -196,14 +196,14 @@ def test_the_fork_server_is_killed_at_rest(caplog: pytest.LogCaptureFixture) -> 
     case = CASES["noisy"]
     with case.start(**processes(2)) as run:
         episodes = case.advance(run, 1)
-        workers, (server,) = run.source.place.pids, server_of(run)
+        workers, (server,) = run.source.place.workers.pids, server_of(run)
         kill(server)
         episodes += case.advance(run, 1)
-        assert run.source.place.pids == workers
+        assert run.source.place.workers.pids == workers
         assert server_of(run) not in ([], [server])
         wait_until(lambda: run.source.place.replace_lost() == [] and spare_of(run) is not None)
         episodes += case.advance(run, case.updates - 2)
-        assert run.source.place.pids == workers
+        assert run.source.place.workers.pids == workers
         assert (warnings_in(caplog), run.source.place.replaced.restarts) == ([], 0)
         assert bits_of(run, episodes) == calm("noisy")
 
@@ -216,7 +216,7 @@ def test_the_fork_server_is_killed_with_a_worker(spares: int, caplog: pytest.Log
         episodes = case.advance(run, 2)
         (server,) = server_of(run)
         kill(server)
-        kill(run.source.place.pids[1])
+        kill(run.source.place.workers.pids[1])
         episodes += case.advance(run, case.updates - 2)
         assert run.source.place.replaced.restarts == 1
         assert server_of(run) not in ([], [server])
@@ -231,7 +231,7 @@ def test_a_worker_that_can_not_be_replaced_ends_the_run(monkeypatch: pytest.Monk
     monkeypatch.setattr(standby, "_PAUSE_S", 0.01)
     with case.start(**processes(2, spares=0)) as run:
         case.advance(run, 2)
-        kill(run.source.place.pids[1])
+        kill(run.source.place.workers.pids[1])
         monkeypatch.setattr(ForkServer, "fork", out_of_processes)
         with pytest.raises(
             HeadraceError, match=r"headrace-worker-1 could not be started, 5 times in a row; last: .*EAGAIN"
@@ -246,7 +246,7 @@ def test_orders_do_not_overtake_a_long_assignment(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(child, "_AT_ONCE", 0)  # every assignment counts as long
     with case.start(**processes(2)) as run:
         episodes = case.advance(run, 2)
-        kill(run.source.place.pids[1])
+        kill(run.source.place.workers.pids[1])
         episodes += case.advance(run, case.updates - 2)
         assert run.source.place.replaced.restarts == 1
         assert bits_of(run, episodes) == calm("noisy")
@@ -261,9 +261,9 @@ def test_a_spare_that_was_stopped_takes_nobodys_place() -> None:
         stopped = spare_of(run)
         assert stopped is not None
         os.kill(stopped, signal.SIGSTOP)
-        kill(run.source.place.pids[1])
+        kill(run.source.place.workers.pids[1])
         episodes += case.advance(run, case.updates - 2)
-        assert stopped not in run.source.place.pids
+        assert stopped not in run.source.place.workers.pids
         assert run.source.place.replaced.restarts == 1
         assert bits_of(run, episodes) == calm("noisy")
     assert is_gone(stopped)
@@ -312,7 +312,9 @@ def test_kills_at_random(seed: int) -> None:
     with case.start(**processes(3)) as run:
         episodes, killed, spares = case.advance(run, 1), set(), 0
         for _ in range(case.updates - 1):
-            workers = {pid for pid in run.source.place.pids if not is_gone(pid)}  # one may be dead and not noticed yet
+            workers = {
+                pid for pid in run.source.place.workers.pids if not is_gone(pid)
+            }  # one may be dead and not noticed yet
             victims = draw.sample(
                 [*sorted(workers), *standby_of(run).spare_pids, *server_of(run)], draw.choice((0, 1, 1, 2))
             )

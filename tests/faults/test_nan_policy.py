@@ -268,7 +268,7 @@ def bits(policy: str, place: dict[str, Any], stop: int | None = None, kill: bool
         for update in range(stop or CASE.updates):
             if kill and update in (1, 3):
                 assert isinstance(parts.reader.place, Processes)
-                os.kill(parts.reader.place.pids[update % 2], signal.SIGKILL)
+                os.kill(parts.reader.place.workers.pids[update % 2], signal.SIGKILL)
             finished += list(run.update(CASE.total_timesteps).harvest.finished)
         result = run.hashes(), {**run.totals().ledger}, run.steps
         assert not kill or run.totals().restarts == 2

@@ -51,10 +51,10 @@ def test_raised_once_in_a_step(tmp_path: Path, warned: Warnings) -> None:
     with walking(tmp_path).start(**processes(2)) as run:
         run.source.say = said.append
         episodes = WALK.advance(run, 2)
-        pids = run.source.place.pids
+        pids = run.source.place.workers.pids
         episodes += WALK.advance(run, WALK.updates - 2)
         assert (run.source.place.replaced.restarts, run.totals().env_failures) == (1, 1)
-        assert run.source.place.pids[0] == pids[0]
+        assert run.source.place.workers.pids[0] == pids[0]
         assert is_gone(pids[1])
         assert bits_of(run, episodes) == calm()
     (text,) = warned.texts

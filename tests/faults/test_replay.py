@@ -50,7 +50,7 @@ def test_episodes_of_an_asynchronous_run_under_kills(env: str, kills: int, sampl
         def strike(record: dict[str, float]) -> None:
             place = model.parts.reader.place
             if record["time/iterations"] % 10 == 0 and place.replaced.restarts < kills:
-                os.kill(rng.choice(place.pids), signal.SIGKILL)  # type: ignore[attr-defined]
+                os.kill(rng.choice(place.workers.pids), signal.SIGKILL)  # type: ignore[attr-defined]
 
         model.learn(updates * 512, strike, run_dir=tmp_path / "out")
         assert model.result is not None

@@ -36,7 +36,7 @@ def trained(env: hr.EnvSpec, updates: int = 3, **place: Any) -> Iterator[hr.PPO]
 
 def test_a_lost_worker() -> None:
     with trained(NORMALIZED, **processes(2)) as model:
-        victim = model.parts.reader.place.pids[1]
+        victim = model.parts.reader.place.workers.pids[1]
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: is_gone(victim))
         with pytest.raises(ReplayError, match=SAID):

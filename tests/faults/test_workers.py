@@ -80,13 +80,13 @@ def test_killed_while_idle(caplog: pytest.LogCaptureFixture) -> None:
     case = CASES["noisy"]
     with case.start(**processes(2)) as run:
         episodes = case.advance(run, 2)
-        victim = run.source.place.pids[1]
+        victim = run.source.place.workers.pids[1]
         wait_until(lambda: idle(victim))
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: is_gone(victim))
         episodes += case.advance(run, case.updates - 2)
         assert run.source.place.replaced.restarts == 1
-        assert victim not in run.source.place.pids
+        assert victim not in run.source.place.workers.pids
         assert bits_of(run, episodes) == calm("noisy")
     assert told(caplog) == [killed(1, "7-12")]
 
@@ -99,7 +99,7 @@ def test_killed_while_filling(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
         def strike() -> None:
             wait_until(held.exists)
-            os.kill(run.source.place.pids[1], signal.SIGKILL)
+            os.kill(run.source.place.workers.pids[1], signal.SIGKILL)
 
         killer = threading.Thread(target=strike)
         killer.start()
@@ -158,7 +158,7 @@ with hr.PPO("MlpPolicy", "support.worker_envs:dawdling", env_kwargs={"delay_s": 
             topology="processes", workers=2, start_method=sys.argv[1], max_lag=int(sys.argv[2])) as model:
     def tell(record):
         reader, store = model.parts.reader, model.parts.weights.store
-        told = {"pids": reader.place.pids, "names": [reader.ring.segment.name, store.segment.name]}
+        told = {"pids": reader.place.workers.pids, "names": [reader.ring.segment.name, store.segment.name]}
         with open("told.partial", "w") as file:
             json.dump(told, file)
         os.rename("told.partial", "told")
@@ -384,7 +384,7 @@ def test_a_worker_that_dies_at_every_start(tmp_path: Path, caplog: pytest.LogCap
     with case.start(**processes(2)) as run:
         case.advance(run, 2)
         file.touch()
-        os.kill(run.source.place.pids[0], signal.SIGKILL)
+        os.kill(run.source.place.workers.pids[0], signal.SIGKILL)
         with pytest.raises(
             HeadraceError,
             match=r"worker 0 was started 5 times in a row without a result, last: exit code 3 in make\(\) of env 0 "
@@ -462,7 +462,7 @@ def test_the_death_of_class_b_is_refused(case: Case) -> None:
     """Its episodes can't be replayed, and going on with others would be a lie."""
     with case.start(**processes(2)) as run:
         case.advance(run, 1)
-        os.kill(run.source.place.pids[1], signal.SIGKILL)
+        os.kill(run.source.place.workers.pids[1], signal.SIGKILL)
         with pytest.raises(HeadraceError, match=r"worker 1 \(environments 3-5\) died: killed by signal 9.*class B"):
             case.advance(run, 2)
         assert run.source.place.replaced.restarts == 0
@@ -517,7 +517,7 @@ def test_close_while_workers_fill(max_lag: int, tmp_path: Path) -> None:
         finally:
             signal.signal(signal.SIGUSR1, before)
             striker.join()
-        pids = run.source.place.pids
+        pids = run.source.place.workers.pids
     finally:
         for file in held:
             file.unlink(missing_ok=True)
@@ -534,7 +534,7 @@ def test_close_does_not_wait_for_one_stuck_worker_after_the_other(tmp_path: Path
     try:
         case.advance(run, 1)
         wait_until(lambda: all(file.exists() for file in held))
-        pids, begun = run.source.place.pids, time.monotonic()
+        pids, begun = run.source.place.workers.pids, time.monotonic()
     finally:
         run.close()
     assert time.monotonic() - begun < 8.0

@@ -31,44 +31,39 @@ class Processes:
     """All shards of a run, in worker processes; shard s is filled by worker s mod workers."""
 
     def __init__(self, workers: Workers, servers: Servers | None = None) -> None:
-        self._workers, self._servers, self.replaced = workers, servers, workers.replaced
+        self.workers, self._servers, self.replaced = workers, servers, workers.replaced
         self._has_news = False  # something happened that `wait` has not returned for
         self._looked_s = 0.0
 
-    @property
-    def pids(self) -> list[int]:
-        """The living workers' process ids."""
-        return [child.pid for _, child in sorted(self._workers.children.items())]
-
     def launch(self, start_of: StartOf, say: Say) -> None:
         """Start every worker, all at the same time, and wait until the last is ready."""
-        self._workers.require_open()
-        self._workers.start_of, self._workers.say = start_of, say
+        self.workers.require_open()
+        self.workers.start_of, self.workers.say = start_of, say
         try:
-            launch(self._workers, self._servers, self._listen)
+            launch(self.workers, self._servers, self._listen)
         except BaseException:
             self.close(0.0)  # nothing was done yet, and the error should not have to wait
             raise
 
     def replace_lost(self) -> list[int]:
         """Start workers in the place of those that died; returns the shards they host."""
-        self._workers.require_open()
-        lost = self._workers.replace() if self._workers.vacant else []
+        self.workers.require_open()
+        lost = self.workers.replace() if self.workers.vacant else []
         self._listen(0.0)  # a failure of an environment that runs ahead, or a death, is noticed now
         return lost
 
     def order(self, order: Order) -> None:
         """A record over the line; if the worker is gone, its death will be noticed."""
         worker = self.worker_of(order.lease.shard)
-        child = self._workers.children.get(worker)
+        child = self.workers.children.get(worker)
         if child is not None:
-            self._workers.owed[worker] += 1
+            self.workers.owed[worker] += 1
             child.line.send(order.encode())
 
     def wait(self) -> None:
         """Until a worker reports or dies; not at all if that happened since the last wait."""
-        self._workers.require_open()
-        while not self._has_news and not self._workers.vacant:
+        self.workers.require_open()
+        while not self._has_news and not self.workers.vacant:
             self._listen(_PATIENCE_S)
         self._has_news = False
 
@@ -78,19 +73,19 @@ class Processes:
 
     def worker_of(self, shard: int) -> int:
         """The number of the worker."""
-        return shard % self._workers.count
+        return shard % self.workers.count
 
     def close(self, patience_s: float = _END_S) -> None:
         """Hang up on all, then see that each has ended. Workers first: what they are at needs the servers."""
         try:
-            self._workers.end(patience_s)
+            self.workers.end(patience_s)
         finally:
             if self._servers is not None:
                 self._servers.end()
 
     def _listen(self, timeout_s: float) -> None:
         """Deal with what happened, if anything did; now and then look at who should do something."""
-        workers, servers = self._workers, self._servers
+        workers, servers = self.workers, self._servers
         numbers = {id(child): worker for worker, child in workers.children.items()}
         children, watched = list(workers.children.values()), workers.standby.watched
         if servers is not None:
@@ -114,7 +109,7 @@ class Processes:
 
     def _hear(self, one: Message | Death | Woken, numbers: dict[int, int]) -> None:
         """One thing that happened."""
-        workers, servers = self._workers, self._servers
+        workers, servers = self.workers, self._servers
         if isinstance(one, Woken):
             workers.standby.mend()
             if servers is not None:

@@ -93,6 +93,11 @@ class Workers:
         self._end: HeadraceError | None = None  # what whoever needs them is told, once they were ended or given up
 
     @property
+    def pids(self) -> list[int]:
+        """Process ids of those that live."""
+        return [child.pid for _, child in sorted(self.children.items())]
+
+    @property
     def num_starting(self) -> int:
         """Workers that are not ready yet."""
         return len(self.state.in_phase(Phase.STARTING))

@@ -30,7 +30,6 @@ Layers = list[tuple[Tensor, Tensor]]  # weight and bias
 TANH, RELU = 0, 1
 KINDS = {"tanh": TANH, "relu": RELU}
 
-
 # tanh(x) = x P(x²) / Q(x²) on |x| < 9, beyond which it is 1 in float32: a weighted least-squares fit to 2e-8.
 _P0, _P1, _P2 = np.float32(0.9999999794689634), np.float32(0.13381054407904971), np.float32(0.0034956221510221426)
 _P3, _P4 = np.float32(2.0609635597206914e-05), np.float32(1.335541395583186e-08)

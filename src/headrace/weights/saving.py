@@ -43,7 +43,7 @@ def require_weights(given: Mapping[str, Tensor], module: nn.Module) -> None:
 def snapshot(weights: Weights) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Array]]:
     """Its version, the module's tensors, and what actors go on with if that is something else; copied."""
     tensors = {name: tensor.clone().cpu() for name, tensor in weights.module.state_dict().items()}
-    arrays = {} if weights.is_present else {"published": weights.store.vector(weights.version).numpy().copy()}
+    arrays = {} if weights.is_present else {"published": _published(weights).numpy()}
     return {"version": weights.version}, tensors, arrays
 
 
@@ -59,8 +59,15 @@ def restore(weights: Weights, state: dict[str, Any], tensors: dict[str, Tensor],
 
 def publish_changed(weights: Weights) -> None:
     """If the module was changed since it was published (by the user, between two sessions): publish it."""
-    if weights.is_present and not torch.equal(weights.flat.published.cpu(), weights.store.vector(weights.version)):
+    if weights.is_present and not torch.equal(weights.flat.published.cpu(), _published(weights)):
         weights.publish()
+
+
+def _published(weights: Weights) -> Tensor:
+    """What actors go on with, copied."""
+    vector = torch.empty(weights.flat.size)
+    weights.store.copy_into(vector, weights.version)
+    return vector
 
 
 def load(weights: Weights, tensors: dict[str, Tensor], version: int | None = None) -> None:

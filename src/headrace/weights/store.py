@@ -71,13 +71,6 @@ class WeightStore:
         """Whether a version is still kept."""
         return version >= 0 and bool(load_acquire(self._words, 1 + version % self._capacity) == version)
 
-    def vector(self, version: int) -> Tensor:
-        """The weights of a version that is still kept, in place: for the process that publishes."""
-        if not self.holds(version):
-            kept = sorted(int(one) for one in self._words[1:] if one >= 0)
-            raise HeadraceError(f"weights of version {version} are gone; kept are {kept}")
-        return self._vectors[version % self._capacity]
-
     def copy_into(self, vector: Tensor, version: int) -> bool:
         """Load a version's weights; False, with `vector` undefined, if the learner has overwritten them by now."""
         if not self.holds(version):
