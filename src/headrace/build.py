@@ -105,7 +105,7 @@ class Parts:
         try:
             self.reader.close()
         finally:
-            self.weights.close()
+            self.weights.store.close()
             close_devices(self.devices)
 
     def identity(self) -> dict[str, Any]:

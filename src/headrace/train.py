@@ -87,4 +87,4 @@ class Run:
         try:
             self.source.close()
         finally:
-            self.weights.close()
+            self.weights.store.close()

@@ -169,7 +169,7 @@ def test_a_slab_says_where_its_time_went(kind: str) -> None:
             taken = here.collect()
             for one in taken:
                 env, inference, copying, idle = one.slab.header[Word.ENV_NS : Word.IDLE_NS + 1].tolist()
-                whole = one.slab.word(Word.COMMITTED_NS) - one.slab.word(Word.STARTED_NS)
+                whole = one.slab.header[Word.COMMITTED_NS] - one.slab.header[Word.STARTED_NS]
                 assert min(env, inference, copying) > 0
                 assert env + inference + copying <= whole
                 assert (idle == 0) == (kind == "inline"), "the caller never waits for an order"

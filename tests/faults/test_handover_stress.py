@@ -97,7 +97,7 @@ def read(ring: Ring, mailboxes: np.ndarray, per_shard: int, writers: list[BasePr
         for one in taken:
             shard, sequence = one.lease.shard, one.lease.sequence
             assert sequence == consumed[shard], "in order, none left out, none twice"
-            assert one.slab.word(Word.SEQUENCE) == sequence
+            assert one.slab.header[Word.SEQUENCE] == sequence
             assert is_intact(one.slab.arrays["obs"].reshape(-1), key_of(shard, sequence)), (
                 f"rollout {sequence} of {shard} is bad"
             )

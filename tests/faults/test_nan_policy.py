@@ -100,8 +100,8 @@ def test_drop_takes_out_the_episode_of_a_bad_step_and_nothing_else(n_steps: int,
                 assert at[0] * 3 + b not in finals
         assert slabs[-1].last_obs["obs"][b].tolist() == pytest.approx(last)
     for slab in slabs:
-        assert slab.word(Word.DROPPED_STEPS) == (~slab.valid).sum()
-        assert slab.word(Word.DROPPED_EPISODES) == (slab.step == DROPPED_END).sum()
+        assert slab.header[Word.DROPPED_STEPS] == (~slab.valid).sum()
+        assert slab.header[Word.DROPPED_EPISODES] == (slab.step == DROPPED_END).sum()
 
 
 @quick
@@ -195,7 +195,7 @@ def test_clamp_changes_the_numbers_that_are_not_finite_and_no_others(first_env: 
                 is_bad |= not np.isfinite(obs).all()
             count += is_bad
     first = [Spotty().reset(seed=seed_of(env, 0))[0] for env in env_indices]
-    assert slab.word(Word.CLAMPED) == count + sum(not np.isfinite(obs).all() for obs in first)
+    assert slab.header[Word.CLAMPED] == count + sum(not np.isfinite(obs).all() for obs in first)
 
 
 def test_clamp_works_for_pools() -> None:

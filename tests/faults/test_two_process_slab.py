@@ -87,8 +87,8 @@ def test_a_spawned_process_fills_slabs_that_the_reader_reads_in_place() -> None:
 
 def assert_committed_in_place(segment: SharedSegment, order: Order, state: RingState, lease: Lease) -> None:
     slab = Slab(order.schema, segment.buffer, create=False)
-    assert lease in state.commit({lease.slot: slab.word(Word.COMMIT)}.get)
-    assert slab.word(Word.STARTED_NS) <= slab.word(Word.COMMITTED_NS)
+    assert lease in state.commit({lease.slot: slab.header[Word.COMMIT]}.get)
+    assert slab.header[Word.STARTED_NS] <= slab.header[Word.COMMITTED_NS]
 
     ours = heap_slab(order.schema)
     fill_and_commit(order, ours)

@@ -93,7 +93,7 @@ class RingMachine(RuleBasedStateMachine):
         taken = self.ring.take()
         assert [one.lease for one in taken] == due
         for one in taken:
-            assert one.slab.word(Word.SEQUENCE) == one.lease.sequence
+            assert one.slab.header[Word.SEQUENCE] == one.lease.sequence
             assert (one.slab.reward == one.lease.fence).all(), "what is read is what this lease's holder wrote"
             self.taken[one.lease.shard].append(one.lease.sequence)
             self.reading.append(one.lease)

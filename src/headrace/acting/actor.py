@@ -37,11 +37,8 @@ class Actor:
         carry: Carry,
         inspect: Inspection | None = None,
     ) -> None:
-        self._envs = envs
+        self._envs, self._noise, self._culprit, self._carry = envs, noise, culprit, carry
         self._inspect = inspect or Inspection(culprit, envs)
-        self._noise = noise
-        self._culprit = culprit
-        self._carry = carry
 
     def fill(self, slab: Slab, act: Act) -> None:
         """One rollout into a leased slab. The caller commits it."""

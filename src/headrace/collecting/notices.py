@@ -62,7 +62,7 @@ class Notices:
             self._warn_once("clamped", f"{culprit.named(*place)}: a NaN or an infinity was clamped")
         if episodes:
             self._warn_once("dropped", f"{culprit.named(*place)}: NaN or infinity; the episode was dropped")
-        if slab.word(Word.OUTSIDE):
+        if slab.header[Word.OUTSIDE]:
             text = Outside(self._space).text(slab, culprit)
             self._warn_once("outside", f"{text}. Correct the space, or set out_of_bounds=refuse or ignore")
 

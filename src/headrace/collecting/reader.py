@@ -93,7 +93,7 @@ class Reader:
         taken, self._in_hand, self._looked = self._in_hand, [], 0
         self._lent = sorted(taken, key=lambda one: (one.lease.shard, one.lease.sequence))
         self._ended = in_order([self._enter(one) for one in self._lent])  # not if it was broken off
-        account.age_s = (now_ns() - min(one.slab.word(Word.STARTED_NS) for one in self._lent)) / 1e9
+        account.age_s = (now_ns() - min(one.slab.header[Word.STARTED_NS] for one in self._lent)) / 1e9
         batch = assemble([one.slab for one in self._lent])
         account.hand_over_s += now_s() - began - (account.wait_s - waited_s)
         return batch

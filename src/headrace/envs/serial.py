@@ -52,9 +52,7 @@ class SerialEnvs:
         seed_of: EpisodeSeed,
         note: CrashNote | None = None,
     ) -> None:
-        self.num_envs = len(env_indices)
-        self._indices = list(env_indices)
-        self._seed_of = seed_of
+        self.num_envs, self._indices, self._seed_of = len(env_indices), list(env_indices), seed_of
         note = note or CrashNote(self.num_envs)
         self._note, self._episode, self._step = note.words, note.episode, note.step
         self._envs, self.observation_space, self.action_space = open_all(make, self._indices, self._note)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -91,11 +90,6 @@ def complete(batch: Batch, policy_of: PolicyOf, device: Device = None) -> None:
     batch.bootstrap_value.fill(0.0)
     batch.bootstrap_value.reshape(-1)[batch.final_row] = ends_value[batch.n_envs :]
     require_finite(batch.log_prob, batch.value, ends_value)
-
-
-def flat_rows(leaves: Leaves, n_rows: int, device: Device = None) -> Any:
-    """Observations as one axis of rows, as a policy sees them."""
-    return as_seen({name: as_rows(leaf, n_rows, device) for name, leaf in leaves.items()})
 
 
 def as_rows(array: Array, n_rows: int, device: Device) -> Tensor:

@@ -22,13 +22,14 @@ from headrace.envs.seeds import Purpose, sequence
 from headrace.errors import UsageError
 from headrace.learning.advantages import Targets, advantages
 from headrace.learning.algorithm import Moment, count_of
-from headrace.learning.assembly import as_rows, complete, flat_rows
+from headrace.learning.assembly import as_rows, complete
 from headrace.learning.batch import Array, Batch
 from headrace.learning.config import PpoConfig, schedule
 from headrace.learning.device_adam import adam_for
 from headrace.learning.fast_path import Evaluators, gradients_of
 from headrace.learning.late import late_targets
 from headrace.learning.ppo_loss import AutogradGradients, Coefficients, Rows, Terms
+from headrace.memory.spaces import as_seen
 from headrace.weights.flat import FlatParameters
 
 
@@ -163,7 +164,8 @@ def picked_from(batch: Batch, targets: Targets, size: int, device: torch.device)
     n = batch.n_steps * batch.n_envs
     value = batch.value if targets.value is None else targets.value
     arrays = batch.action, targets.log_prob, value, targets.advantage, targets.returns, targets.weight
-    rows = Rows(flat_rows(batch.leaves, n, device), *(as_rows(a, n, device) for a in arrays))
+    obs = as_seen({name: as_rows(leaf, n, device) for name, leaf in batch.leaves.items()})
+    rows = Rows(obs, *(as_rows(array, n, device) for array in arrays))
     return rows, valid_rows(batch), size
 
 

@@ -25,11 +25,6 @@ _FACTOR, _TERM, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192E
 ROW, _CUT = np.uint64(1), np.uint64(2)  # where the digests of rows and of final observations begin
 
 
-def begin(env_index: int, episode: int) -> int:
-    """The checksum of an episode without a step."""
-    return int(_begun(env_index, episode))
-
-
 def extend(checksum: Sums, env_start: int, slab: Any) -> Sums:
     """Carry the checksums [B] of running episodes on over a slab; returns them as after each row, [T, B].
 
@@ -64,7 +59,8 @@ def _mix(state: Any, word: Any) -> Any:
 
 
 @compiled
-def _begun(env_index: Any, episode: Any) -> Any:
+def begin(env_index: Any, episode: Any) -> Any:
+    """The checksum of an episode without a step."""
     return _mix(_mix(_TERM, np.uint64(env_index)), np.uint64(episode))
 
 
@@ -106,5 +102,5 @@ def _chain(
                 state = _mix(state, _mix(digest[t, b], word))
             digest[t, b] = state
             if dropped[t, b] or (valid[t, b] and (terminated[t, b] or truncated[t, b])):
-                state = _begun(env_start + b, episode[t, b] + 1)
+                state = begin(env_start + b, episode[t, b] + 1)
         checksum[b] = state

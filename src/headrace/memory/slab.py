@@ -43,10 +43,6 @@ class Slab:
             obs = [one | self.stacks.shown(t) for t, one in enumerate(obs)]
         self.rows = rows_of(arrays, obs)
 
-    def word(self, word: Word) -> int:
-        """One header word."""
-        return int(self.header[word])
-
     @property
     def final_count(self) -> int:
         """How many final observations of truncated episodes the slab holds."""

@@ -70,14 +70,6 @@ def through_activation(d: Array, after: Array, kind: int, d_bias: Array) -> None
 
 
 @compiled
-def transpose(weight: Array, out: Array) -> None:
-    """[out, in] -> [in, out], the order in which `product` reads."""
-    for i in range(weight.shape[0]):
-        for j in range(weight.shape[1]):
-            out[j, i] = weight[i, j]
-
-
-@compiled
 def product(x: Array, weight: Array, bias: Array, out: Array) -> None:
     """out = x @ weight + bias for weight [in, out]: four rows and inputs at a time, each sum in the inputs' order."""
     rows, inputs = x.shape
@@ -187,7 +179,7 @@ def _forward(
             difference |= words[k] ^ seen[i][k]
         if difference:
             seen[i][:] = words
-            transpose(weights[i], transposed[i])
+            transposed[i][:] = weights[i].T  # [in, out], the order in which `product` reads
         product(x, transposed[i], biases[i], after)
         activate(after, kind)
         x = after
@@ -254,7 +246,7 @@ class Tower:
         """From dL/dhead to the gradients of every layer."""
         _, scratch = self._memory(len(d_head))
         d_weight, d_bias = self._gradients[-1]
-        d_last = scratch[-1].array if scratch else _NOTHING
+        d_last = scratch[-1].array if scratch else np.empty((0, 0), np.float32)
         back_through_head(d_head, self._inputs[-1].array, self._head[0], d_last, d_weight.array, d_bias)
         for i in range(len(self._hidden) - 1, -1, -1):
             (weight, _), (d_weight, d_bias), d = self._hidden[i], self._gradients[i], scratch[i]
@@ -285,6 +277,3 @@ def towers(module: MlpPolicy, gradients: Mapping[str, Tensor] | None = None) -> 
 def _layers(tower: str, tensors: Mapping[str, Tensor]) -> Layers:
     mine = [tensor.detach() for name, tensor in tensors.items() if name.startswith(f"{tower}.")]
     return list(zip(mine[::2], mine[1::2], strict=True))  # weight and bias of every layer, in its order
-
-
-_NOTHING = np.empty((0, 0), np.float32)

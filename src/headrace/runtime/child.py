@@ -17,6 +17,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -114,8 +115,9 @@ class Child:
         return is_ready or self._has_ended  # another thread may have reaped it meanwhile: the descriptor is another's
 
     def hang_up(self) -> None:
-        """Say no more: the child ends when it next listens. What it still says can be read."""
-        self.line.say_no_more()
+        """Say no more: the child receives None when it has read the rest, and ends. What it still says can be read."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.line.connection.fileno())) as end:
+            end.shutdown(socket.SHUT_WR)
 
     def kill(self) -> None:
         """SIGKILL, if it is not gone yet; does not wait for its end."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -64,11 +63,6 @@ class Line:
                     whole, self._begun = self._begun[4:], b""
                     return whole
         return b"" if self._begun else None
-
-    def say_no_more(self) -> None:
-        """The other side receives None when it has read the rest; what it says is still received."""
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:
-            end.shutdown(socket.SHUT_WR)
 
     def send(self, data: bytes) -> None:
         """Say something; what was written to shared memory before is visible to the reader of it."""

@@ -146,16 +146,11 @@ class Weights:
     """Parameters and their versions. `is_due` says after which updates the present weights become one."""
 
     def __init__(self, flat: FlatParameters, store: WeightStore, is_due: IsDue = lambda updates, since_s: True) -> None:
-        self.flat, self.store, self._is_due = flat, store, is_due
+        self.flat, self.module, self.store, self._is_due = flat, flat.module, store, is_due
         self._replica = Replica(FlatParameters(copy.deepcopy(flat.module)))
         self._published_s = now_s()
         self.is_present = True  # the module's weights are those of the latest version
         store.publish(flat.published, 0)
-
-    @property
-    def module(self) -> nn.Module:
-        """The module that is trained."""
-        return self.flat.module
 
     @property
     def version(self) -> int:
@@ -183,10 +178,6 @@ class Weights:
     def forget(self) -> None:
         """A version's weights were replaced: what was loaded of it is stale."""
         self._replica.version = None
-
-    def close(self) -> None:
-        """Give the store's memory back."""
-        self.store.close()
 
 
 def _whole_lines(size_bytes: int) -> int:

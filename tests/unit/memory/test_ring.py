@@ -32,8 +32,8 @@ def test_a_leased_slab_is_poisoned_and_says_for_whom_it_is() -> None:
         lease = granted(ring, 1)
         slab = ring.slab(lease)
         assert np.isnan(slab.reward).all()
-        assert (slab.word(Word.SHARD), slab.word(Word.SEQUENCE)) == (1, sequence)
-        assert slab.word(Word.FENCE) == lease.fence
+        assert (slab.header[Word.SHARD], slab.header[Word.SEQUENCE]) == (1, sequence)
+        assert slab.header[Word.FENCE] == lease.fence
         slab.reward.fill(0.0)
         slab.commit(lease.fence, 0)
         assert [one.lease for one in ring.take()] == [lease]

@@ -79,9 +79,9 @@ def test_poison_forgets_the_final_observations_of_the_last_rollout() -> None:
 def test_a_fresh_header_says_what_it_is_and_nothing_else() -> None:
     schema = small_schema()
     slab = heap_slab(schema)
-    assert slab.word(Word.MAGIC) == MAGIC
-    assert slab.word(Word.FINGERPRINT) == schema.fingerprint
-    assert all(slab.word(word) == 0 for word in Word if word not in (Word.MAGIC, Word.FINGERPRINT))
+    assert slab.header[Word.MAGIC] == MAGIC
+    assert slab.header[Word.FINGERPRINT] == schema.fingerprint
+    assert all(slab.header[word] == 0 for word in Word if word not in (Word.MAGIC, Word.FINGERPRINT))
 
 
 def test_words_of_different_writers_lie_on_different_cache_lines() -> None:
@@ -95,8 +95,8 @@ def test_words_of_different_writers_lie_on_different_cache_lines() -> None:
 def test_a_commit_writes_its_fence_and_time() -> None:
     slab = heap_slab(small_schema())
     slab.commit(fence=41, committed_ns=99)
-    assert slab.word(Word.COMMIT) == 41
-    assert slab.word(Word.COMMITTED_NS) == 99
+    assert slab.header[Word.COMMIT] == 41
+    assert slab.header[Word.COMMITTED_NS] == 99
 
 
 def test_final_observations_are_kept_with_their_rows() -> None:
@@ -137,7 +137,7 @@ def test_another_view_of_the_same_block_sees_what_was_written() -> None:
     segment = HeapSegment(slab_bytes(schema))
     write_everything(Slab(schema, segment.buffer))
     reader = Slab(schema, segment.buffer, create=False)
-    assert reader.word(Word.COMMIT) == 7
+    assert reader.header[Word.COMMIT] == 7
     assert reader.final_obs["obs"].tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     assert reader.reward.reshape(-1).tolist() == list(range(reader.reward.size))
 
