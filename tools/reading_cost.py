@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from call_log import Call, ProcessLog, TraceError, calls_of, trace
+from call_log import Call, Event, ProcessLog, TraceError, calls_of, trace
 
 TOOLS = Path(__file__).resolve().parent
 SPINE, WITH_SPINE = "train.py", ("processes", "inline")
@@ -143,6 +143,7 @@ def measure(route: str, package: Path) -> Cost:
 
 def cost_of(logs: Sequence[ProcessLog], package: Path, watched: int, spine: str | None = None) -> Cost:
     """Files, lines, and the walk. With a spine, what the program's own thread does outside of it is around the path."""
+    logs = _without_newcomers(logs)
     ordered = sorted(logs, key=lambda one: one.is_program)
     calls = [call for log in ordered for call in calls_of(log, spine, BY_THE_CLOCK)]
     functions = {one for log in logs for event in log.events for one in (event.function, event.caller) if one}
@@ -166,6 +167,21 @@ def cost_of(logs: Sequence[ProcessLog], package: Path, watched: int, spine: str 
     by_call = {one.file for one in functions if one.kind != "generated"}
     disputed = sorted(by_call ^ {file for file, _ in lines})
     return Cost(files, walk, _length(package / spine) if spine else 0, entries / max(1, watched), tuple(disputed))
+
+
+def _without_newcomers(logs: Sequence[ProcessLog]) -> list[ProcessLog]:
+    """Without children that came up within the window: joblib may start one more process, which finds nothing to do.
+
+    A process imports the package itself only once. One that was up before it must have seen the path that is counted.
+    """
+    stayed = [log for log in logs if log.is_program or not any(_is_first_import(event) for event in log.events)]
+    if len(stayed) < len(logs) and all(log.is_program for log in stayed):
+        raise TraceError("every child was started within the window, so its start would count; warm up longer")
+    return stayed
+
+
+def _is_first_import(event: Event) -> bool:
+    return (event.function.file, event.function.name) == ("__init__.py", "<module>")
 
 
 def walk_of(calls: Iterable[Call], path: set[str]) -> Walk:

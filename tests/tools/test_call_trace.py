@@ -198,6 +198,22 @@ def test_an_import_within_the_window_is_no_silent_cost(tmp_path: Path) -> None:
         cost_of([log], tmp_path, 1)
 
 
+def test_a_child_that_starts_within_the_window_is_left_out_if_another_was_there(tmp_path: Path) -> None:
+    """joblib may start an idle process late; on a slow machine its imports fell into the window."""
+    for name in ("__init__.py", "host.py", "life.py"):
+        (tmp_path / name).write_text("\n" * 9)
+    start = [Event(True, "1", Function(name, 1, "python", "<module>")) for name in ("__init__.py", "life.py")]
+    serve = Event(True, "1", Function("host.py", 1, "python", "serve", frozenset(range(2, 9))))
+    lines = {("host.py", line) for line in range(2, 9)}
+    program, late = ProcessLog(True), ProcessLog(False, [*start])
+    cost = cost_of([program, late, ProcessLog(False, [serve], lines)], tmp_path, 1)
+    assert set(cost.files) == {"host.py"}
+    with pytest.raises(TraceError, match="every child was started within the window"):
+        cost_of([program, late], tmp_path, 1)
+    with pytest.raises(TraceError, match=r"life\.py: imported within the window"):
+        cost_of([program, ProcessLog(False, [start[1], serve], lines)], tmp_path, 1)
+
+
 def test_a_program_that_fails_says_how(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("raise SystemExit('no such luck')")
