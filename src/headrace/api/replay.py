@@ -19,6 +19,7 @@ from typing import Any
 from headrace.api.arguments import with_env
 from headrace.api.whereabouts import whereabouts
 from headrace.checkpoints.run_directory import other_versions, read_config
+from headrace.collecting.topology import PLACES
 from headrace.envs.masks import masked
 from headrace.envs.seeds import Purpose
 from headrace.envs.spec import MASKS, EnvSource, EnvSpec
@@ -30,8 +31,10 @@ from headrace.evaluation.replay import Look, Replayed, replay_episode
 from headrace.evaluation.video import Film, require_video_name
 from headrace.keywords import in_words
 from headrace.loading import admit_config
+from headrace.plain_text import shortened
 from headrace.run_config import decode_env
 
+_SHOWN = 200  # characters of an option
 _EPISODE = re.compile(r"\s*(\d{1,18})\s*[:,]\s*(\d{1,18})\s*")
 
 
@@ -75,8 +78,18 @@ def compare_runs(a: Path, b: Path) -> tuple[Parting | None, list[str]]:
     if seed != other:
         raise UsageError(f"expected two runs of one seed, got {seed} ({a}) and {other} ({b})")
     was, now = (_flat(read_config(folder)[0]) for folder in (a, b))
-    differs = [f"{name}: {was.get(name)} and {now.get(name)}" for name in was | now if was.get(name) != now.get(name)]
-    return first_parting(episodes_of(ours), episodes_of(theirs)), differs
+    differs = [
+        f"{name}: {shortened(str(was.get(name)), _SHOWN)} and {shortened(str(now.get(name)), _SHOWN)}"
+        for name in was | now
+        if was.get(name) != now.get(name)
+    ]
+    was_recorded, now_recorded = episodes_of(ours), episodes_of(theirs)
+    if {one.name for one in was_recorded}.isdisjoint(one.name for one in now_recorded):
+        raise JournalError(
+            f"{a}, {b}: expected episodes that both have recorded, found none; nothing can be compared "
+            f"(keep_episodes_mb sets how many are kept)"
+        )
+    return first_parting(was_recorded, now_recorded), differs
 
 
 def admitted_env(run: Path, env: EnvSource | EnvSpec | None = None, trust: bool = False) -> EnvSpec:
@@ -163,10 +176,7 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Options by name; where actors run changes no bit, and how long a session lasts is its own matter."""
     found: dict[str, Any] = {}
     for name, value in config.items():
-        if prefix + name in (
-            "session",
-            *(f"topology.{one}" for one in ("topology", "workers", "shards", "start_method")),
-        ):
+        if prefix + name in ("session", *(f"topology.{one}" for one in PLACES)):
             continue
         nested = isinstance(value, dict) and not prefix
         found |= _flat(value, f"{name}.") if nested else {prefix + name: value}

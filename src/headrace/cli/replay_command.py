@@ -11,6 +11,7 @@ import tyro
 
 from headrace.cli.options import env_kwargs, parse, translate
 from headrace.errors import UsageError
+from headrace.plain_text import printable
 
 if TYPE_CHECKING:
     from headrace.episodes.recorded import RecordedEpisode
@@ -117,7 +118,7 @@ def _diff(a: Path, b: Path, as_json: bool) -> int:
     else:
         print(f"a is {a}, b is {b}")
         for line in differs:
-            print(f"another option: {line}")
+            print(f"another option: {printable(line, is_one_line=True)}")
         print("identical in all that both have recorded" if parting is None else parting.text())
     return 0 if parting is None else 1
 

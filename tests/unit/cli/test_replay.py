@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import headrace as hr
+from headrace.episodes import journal_file
 from headrace.episodes.journal_file import segments
 from headrace.errors import ConsentError, EnvError, JournalError, ReplayError, UsageError
 from support.bit_envs import Noisy
@@ -403,6 +404,35 @@ def test_a_run_that_recorded_nothing_says_why(options: tuple[str, ...], why: str
         outcome = run("replay", *command, cwd=tmp_path)
         assert outcome.code == 1
         assert f"out: expected recorded episodes, found none: {why}" in outcome.err
+
+
+def test_options_that_differ_are_shown_as_plain_text(trained: Path, tmp_path: Path) -> None:
+    """A config.json from elsewhere may hold anything; where actors run is no difference."""
+    folder = copied(trained, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["algorithm"]["gamma"] = "\x1b[2J\nidentical"
+    config["algorithm"]["n_epochs"] = "9" * 100_000
+    config["topology"] |= {"inference": "central", "inference_servers": 2, "hang_floor_s": 3.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    outcome = run("replay", "--diff", str(trained / "out"), str(folder), cwd=tmp_path)
+    assert outcome.code == 0
+    options = [line for line in outcome.out.splitlines() if line.startswith("another option: ")]
+    assert options[1] == r"another option: algorithm.gamma: 0.99 and \x1b[2J\nidentical"
+    assert len(options) == 2
+    assert len(options[0]) < 400
+
+
+def test_runs_that_have_no_episode_in_common_are_not_called_identical(trained: Path, tmp_path: Path) -> None:
+    folder = copied(trained, tmp_path)
+    parts = journal_file._whole_frames(folder / "journal")
+    moved = [
+        journal_file._frame(head | ({"env_start": 9} if "update" in head else {}), [np.frombuffer(body, np.uint8)])
+        for _, _, head, body in parts
+    ]
+    segments(folder / "journal")[0].write_bytes(b"".join(moved))
+    outcome = run("replay", "--diff", str(trained / "out"), str(folder), cwd=tmp_path)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert_says(outcome.only_error, ["expected episodes that both have recorded, found none"])
 
 
 def test_help_shows_what_diff_takes(tmp_path: Path) -> None:
