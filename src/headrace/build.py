@@ -119,8 +119,7 @@ class Parts:
     def fit(self) -> Fit:
         """What a checkpoint's weights must fit to."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self.module.state_dict().items()}
-        flat = self.weights.flat
-        return Fit(shapes, flat.vector.numel(), flat.size, self.observation, self.action)
+        return Fit(shapes, self.weights.flat.size, self.observation, self.action)
 
     def require_fit(self, snapshot: Snapshot) -> None:
         """Refuse a checkpoint of a run with other spaces, rollouts or seed."""

@@ -41,7 +41,7 @@ def left_out(*extras: str) -> str:
     missing = [extra for extra in extras if not has(extra)]
     if not missing:
         return ""
-    return f"left out: {' and '.join(_EXTRAS[one][1] for one in missing)}; {_install(*missing)} brings it"
+    return f"left out: {' and '.join(_EXTRAS[one][1] for one in missing)}; {_install(*missing)} adds that"
 
 
 def _install(*extras: str) -> str:

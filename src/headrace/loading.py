@@ -40,8 +40,6 @@ class Fit:
 
     shapes: Mapping[str, tuple[int, ...]]
     """Of the policy's parameters and buffers, by name."""
-    num_parameters: int
-    """Length of the flat parameter vector, and so of Adam's moments."""
     num_published: int
     """Length of the published vector: parameters and floating-point buffers."""
     observation: spaces.ObservationSpace

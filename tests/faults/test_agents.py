@@ -656,7 +656,7 @@ def test_wrong_log_probabilities_are_the_engines_failure(backend: str, n_jobs: i
 class Broken(ScriptedModel):
     """An engine that is no batch model: what it raises comes out of generate() itself, once."""
 
-    is_text_only = is_in_process = False
+    is_text_only = False
     calls = 0
 
     def expect(self, live: int) -> None:

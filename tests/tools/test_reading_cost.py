@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,11 @@ def test_every_side_of_the_path_is_seen(report: dict[str, Any]) -> None:
     """The worker's, the reader's and the compiled one: a trace that lost one of them would come out cheap."""
     files = report["routes"]["processes"]["files"]
     assert {"train.py", "acting/actor.py", "memory/slab.py", "memory/atomics.py", "weights/store.py"} <= set(files)
+
+
+def test_no_source_file_is_two_rooms() -> None:
+    lines = {str(path): len(path.read_text().splitlines()) for path in Path(hr.__file__).parent.rglob("*.py")}
+    assert {path: count for path, count in lines.items() if count > 350} == {}
 
 
 def test_the_watch_runs_by_the_clock_and_not_with_the_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from headrace.evaluation.video import require_video_name
 from headrace.extras import has, left_out
 from support.command import TINY
 
-LINE = "left out: TensorBoard files and the picture of the report; pip install 'headrace[tensorboard,plots]' brings it"
+LINE = "left out: TensorBoard files and the picture of the report; pip install 'headrace[tensorboard,plots]' adds that"
 BARE = """
 import sys
 sys.modules.update(dict.fromkeys(("matplotlib", "tensorboardX", "PIL", "wandb")))  # importing them fails
@@ -44,7 +44,7 @@ def test_a_run_goes_without_and_says_so_once(tmp_path: Path) -> None:
     assert "pip install 'headrace[plots]'" in html.unescape((tmp_path / "run" / "report.html").read_text())
     again = bare("report", "run", cwd=tmp_path)
     assert again.stdout.splitlines()[1:] == [
-        "left out: the picture of the report; pip install 'headrace[plots]' brings it"
+        "left out: the picture of the report; pip install 'headrace[plots]' adds that"
     ]
 
 

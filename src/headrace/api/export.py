@@ -71,7 +71,7 @@ def _from_checkpoint(source: Path, to: Path, policy: Module | None) -> None:
     module = built(config, observation, action, 0) if policy is None else copy.deepcopy(policy)
     module = normalized(module, observation, config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    require_fit(snapshot, Fit(shapes, 0, 0, observation, action), weights_only=True)
+    require_fit(snapshot, Fit(shapes, 0, observation, action), weights_only=True)
     module.load_state_dict(snapshot.weights)
     write_onnx(module, observation, action, to, _facts(config.policy, state["steps"]))
 

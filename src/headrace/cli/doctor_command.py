@@ -38,7 +38,6 @@ _SECONDS, _ROUNDS = 4.0, 2  # of the short runs of --apply
 @dataclass(frozen=True)
 class DoctorOptions:
     """Say what holds a run up, live or finished, and what would help, ranked by predicted gain in steps per second.
-
     Without a run: check this machine (shared memory, cores, limits, clock, leftovers); exit code 1 on a problem.
     """
 

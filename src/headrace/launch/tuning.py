@@ -22,7 +22,6 @@ SHORTEST_ROLLOUT = 32  # rows; advantages look about 20 rows ahead (gae_lambda 0
 _HALVED, _DOUBLED = 1, 5  # how often n_envs may be
 _WAITING = 0.5  # a step that keeps a core busy for less than this share of its time waits for something
 _MOST_THREADS, _MOST_PROCESSES = 32, 8  # for environments that wait
-_LONGEST_BUILDING_S = 1.0  # of environments that nobody asked for
 _ROUND_TRIP_S = 60e-6  # to an inference server and back; trials show what it is
 _PLACES = ("inline", "threads", "processes")
 

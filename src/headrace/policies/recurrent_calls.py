@@ -10,7 +10,7 @@ calls: there, noise comes from the run's seed.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,18 +18,6 @@ from torch import Tensor
 from headrace.policies.actor_critic import ActionDistribution, ActorCritic, as_sent, drawn
 from headrace.policies.policy import Evaluation
 from headrace.policies.sequences import Split
-
-
-class RecurrentPort(Protocol):
-    """What a policy with a memory offers. It is also a torch.nn.Module with `noise` and `largest_tile`."""
-
-    state_size: int
-
-    def act(self, obs: Any, noise: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def evaluate(self, obs: Any, actions: Tensor, state: Tensor) -> tuple[Evaluation, Tensor]: ...
-
-    def value(self, obs: Any, state: Tensor) -> Tensor: ...
 
 
 class RecurrentActorCritic(ActorCritic):

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.clock import now_s
-from headrace.runtime.leftovers import end, state_and_group
+from headrace.runtime.leftovers import end, is_to_end
 from headrace.runtime.life import keep_from_forks
 
 # The shell forks the guard and ends, so the guard is somebody else's child. (A fork in the background reads no stdin.)
@@ -38,7 +38,6 @@ _MARK_BITS = 61
 _DEATH_S = 2.0  # from the end of a dying process's pipe to its own end: microseconds, if the machine is not busy
 _ENDING_S = 8.0  # what spawns faster than it can be ended is given up
 _PAUSE_S = 0.05
-_TRACKER = b"resource_tracker import main"  # multiprocessing's and joblib's: they remove shared memory, and end with us
 
 
 class Guard:
@@ -143,8 +142,5 @@ def _left(group: int, mark: int) -> list[int]:
 
 def _is_left(pid: int, group: int, mark: int) -> bool:
     with contextlib.suppress(OSError):  # it is gone, or another user's
-        if mark in resource.prlimit(pid, _LOCKS):
-            state, its_group = state_and_group(pid)
-            is_tracker = _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
-            return its_group == group and state not in "ZX" and not is_tracker
+        return mark in resource.prlimit(pid, _LOCKS) and is_to_end(pid, group)
     return False

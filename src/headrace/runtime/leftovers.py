@@ -13,28 +13,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Collection, Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 from headrace.clock import now_s
 
 _GRACE_S = 1.0  # to end by itself, once it was asked to
-_TRACKERS = ("multiprocessing.resource_tracker", "joblib.externals.loky.backend.resource_tracker")  # end with us
+_TRACKER = b"resource_tracker import main"  # multiprocessing's and joblib's: they remove shared memory, and end with us
 
 
 def end_spawned(others: Collection[int] = ()) -> list[str]:
     """End what is left, but for children that are `others`, and theirs; returns what it was, in words."""
     ended, handles = [], []
-    modules: list[Any] = [sys.modules[name] for name in _TRACKERS if name in sys.modules]
-    trackers = [module._resource_tracker._pid for module in modules]
     for pid in descendants(os.getpid(), others):
         with contextlib.suppress(OSError):  # it is gone meanwhile
             handle = os.pidfd_open(pid)  # from now on nobody else can be meant
-            state, group = state_and_group(pid)
-            if state in "ZX" or group != os.getpgrp() or pid in trackers:
+            if not is_to_end(pid, os.getpgrp()):
                 os.close(handle)
                 continue
             ended.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()} (process {pid})")
@@ -43,10 +38,10 @@ def end_spawned(others: Collection[int] = ()) -> list[str]:
     return ended
 
 
-def state_and_group(pid: int) -> tuple[str, int]:
-    """A process's state, as /proc has it (Z, X: it has ended), and its process group."""
-    state, _, group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
-    return state, int(group)
+def is_to_end(pid: int, group: int) -> bool:
+    """Whether a process is in this process group, has not ended (Z, X), and is no resource tracker."""
+    state, _, its_group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
+    return int(its_group) == group and state not in "ZX" and _TRACKER not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def end(handles: list[int]) -> None:

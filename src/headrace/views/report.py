@@ -44,6 +44,8 @@ _WORDED = frozenset(
     {
         "placement",
         "mean_return",
+        "eval_mean_reward",
+        "episodes",
         "steps",
         "sps",
         "wall_time_s",
@@ -55,6 +57,13 @@ _WORDED = frozenset(
         "optimizer_sha256",
     }
 )
+_NAMES = {
+    "exit_code": "Exit code",
+    "env_failures": "Restarts because an environment raised",
+    "env_check": "First episodes, played again",
+    "where": "Where it ran",
+    "not_closed": "Could not be closed",
+}
 
 
 def write_report(run_dir: Path, has_figure: bool = True) -> None:
@@ -129,15 +138,22 @@ def _results(result: Mapping[str, Any], records: Sequence[Record]) -> _Pairs:
     rows = [
         ("Ended", str(result.get("exit_reason", "no result.json: the run is still going on, or was killed"))),
         ("Updates", whole(_number(result, "updates", records, "time/iterations"))),
-        ("Episodes finished", whole(_number({}, "", records, "headrace/episodes"))),
-        ("Last evaluation", decimal(_number({}, "", records, "eval/mean_reward"))),
+        ("Episodes finished", whole(_number(result, "episodes", records, "headrace/episodes"))),
+        ("Last evaluation", decimal(_number(result, "eval_mean_reward", records, "eval/mean_reward"))),
         ("Restarts", whole(_number(result, "restarts", records, "headrace/restarts"))),
         *_placement(result.get("placement")),
         ("Ledger, in steps", _ledger(result.get("ledger"), records)),
         ("SHA-256 of the weights", str(result.get("weights_sha256", MISSING))),
         ("SHA-256 of the optimiser", str(result.get("optimizer_sha256", MISSING))),
     ]
-    return rows + _flat({key: value for key, value in result.items() if key not in _WORDED})
+    named = [(name, _one_line(result[key])) for key, name in _NAMES.items() if result.get(key) not in (None, "", {})]
+    return rows + named + _flat({key: value for key, value in result.items() if key not in _WORDED | _NAMES.keys()})
+
+
+def _one_line(value: object) -> str:
+    """A value of any kind as text; a dict as `name: value, name: value`."""
+    pairs = _flat(value if isinstance(value, dict) else {"": value})
+    return ", ".join(": ".join(filter(None, pair)) for pair in pairs)
 
 
 def _placement(placement: object) -> _Pairs:

@@ -102,6 +102,11 @@ def test_a_whole_run(tmp_path: Path) -> None:
             "exit_reason": "done",
             "ledger": {"produced": 10, "consumed": 7, "rejected": 1, "discarded": {"worker died": 2, "resume": 0}},
             "reward_threshold": 475,
+            "episodes": 12,
+            "eval_mean_reward": 98.5,
+            "exit_code": 0,
+            "where": {"topology": "processes", "workers": 2},
+            "not_closed": "",
         },
     )
     write_report(run_dir)
@@ -115,6 +120,11 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert rows["Ended"] == "done"
     assert rows["Ledger, in steps"] == "10 produced = 7 consumed + 1 rejected + 2 discarded; worker died: 2"
     assert rows["reward_threshold"] == "475", "what the report has no words for is shown as it is"
+    assert rows["Episodes finished"] == "12"
+    assert rows["Last evaluation"] == "98.5"
+    assert rows["Exit code"] == "0"
+    assert rows["Where it ran"] == "topology: processes, workers: 2"
+    assert not rows.keys() & {"episodes", "eval_mean_reward", "exit_code", "not_closed", "Could not be closed"}
     assert rows["ppo.n_steps"] == "32"
     assert rows["ppo.target_kl"] == "null"
     assert rows["ppo.net.arch"] == "[64, 64]"

@@ -91,7 +91,6 @@ class Batched:
     """An engine over a batch model."""
 
     is_text_only = False
-    is_in_process = False
 
     def __init__(self, model: BatchModel, bounds: Batching | None = None) -> None:
         self._model = model

@@ -49,7 +49,6 @@ class InProcessEngine:
     """An engine over a model of this process."""
 
     is_text_only = False
-    is_in_process = True
 
     def __init__(
         self,

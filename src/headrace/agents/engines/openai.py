@@ -60,8 +60,6 @@ class _Problem:
 class OpenAIEngine:
     """An engine behind HTTP. All requests run on one event loop in a thread of its own."""
 
-    is_in_process = False
-
     def __init__(
         self,
         codec: Codec | None = None,

@@ -115,10 +115,6 @@ class Engine(Protocol):
         """Whether it gives no token ids: what it says can't be trained on."""
 
     @property
-    def is_in_process(self) -> bool:
-        """Whether a model computes here: then threads of this process cost it time."""
-
-    @property
     def version(self) -> int:
         """Of its weights."""
 

@@ -1,4 +1,4 @@
-"""A scripted policy: answers drawn from each request's own seed, after a latency that is drawn from nothing.
+"""A scripted policy: answers drawn from each request's own seed, after a latency that does not depend on it.
 
 It stands in for a model where the model does not matter: tests, the comparison of ways to run, benchmarks. Since the
 answer depends on the request (its seed, its prompt) and the latency does not, records agree between two ways to run

@@ -164,11 +164,6 @@ class Servers:
                 told.append(f"{url} (rate limit, {state.not_before_s - now_s:.1f} s more)")
         return "; ".join(told)
 
-    @property
-    def num_homes(self) -> int:
-        """Episodes that have one."""
-        return len(self._home)
-
     def _is_open(self, url: str, now_s: float) -> bool:
         state = self._states[url]
         return not state.out and state.not_before_s <= now_s

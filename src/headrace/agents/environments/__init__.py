@@ -1,1 +1,1 @@
-"""Text environments: a contract, four that are shipped, and adapters for those that users have."""
+"""Text environments: a contract, five that are shipped, and adapters for those that users have."""
