@@ -171,12 +171,16 @@ def test_nothing_is_sent_before_the_time_that_a_server_names(form: str, is_text_
     assert min(busy.came_s[1:]) >= busy.open_s - 0.01
 
 
-def test_a_limit_without_end_is_an_outage(behind: Any) -> None:
-    with RunningServer(behind, faults=Faults(limited=1.0)) as server:
+@pytest.mark.parametrize(
+    "asks", [Faults().retry_after, "0", formatdate(0, usegmt=True)], ids=["seconds", "0", "a date gone by"]
+)
+def test_a_limit_without_end_is_an_outage(asks: str, behind: Any) -> None:
+    with RunningServer(behind, faults=Faults(limited=1.0, retry_after=asks)) as server:
         engine = client(server.url, outage_s=0.6)
         try:
             with pytest.raises(OutageError, match="rate limit"):
-                ask(engine)
+                engine.submit(asked(1)).result(20)
+            assert engine.statistics().attempts < 10, "it is not asked again at once"
         finally:
             engine.close()
 
