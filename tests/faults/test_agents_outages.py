@@ -497,6 +497,37 @@ def test_a_server_that_is_away_gets_its_weights_before_it_is_asked() -> None:
     away.close()
 
 
+def test_weights_that_only_some_servers_take_are_taken_back(tmp_path: Path) -> None:
+    """A path that is there at one of two servers: nobody keeps it, and all are asked again."""
+    from safetensors.torch import save_file
+    from torch import zeros
+
+    for name, files in (("one", "ab"), ("two", "a")):
+        (tmp_path / name).mkdir()
+        for file in files:
+            save_file({"x": zeros(1)}, tmp_path / name / f"{file}.safetensors")
+    behind = [Batched(_Versioned()) for _ in range(2)]
+    one, two = (
+        RunningServer(engine, weights_dir=tmp_path / name) for engine, name in zip(behind, ("one", "two"), strict=True)
+    )
+    engine = client(one.url, two.url)
+    try:
+        assert engine.publish("a.safetensors") == 1
+        with pytest.raises(UsageError, match="refused version 2"):
+            engine.publish("b.safetensors")
+        wait_until(lambda: behind[0].version == 1 and not engine._fleet.servers.is_out(one.url), 20.0)
+        attempts = engine.statistics().attempts
+        for seed in range(6):
+            answer = ask(engine, seed)
+            assert isinstance(answer, Completion)
+            assert set(answer.versions) == {1}
+        assert engine.statistics().attempts == attempts + 6, "no attempt is lost to a server with other weights"
+    finally:
+        engine.close()
+        for closed in (one, two, *behind):
+            closed.close()
+
+
 def test_real_weights_by_stream_and_by_path(tmp_path: Path) -> None:
     """A model behind HTTP after an update says what the same model says in process; what does not fit is refused."""
     from safetensors.torch import save_file
