@@ -150,7 +150,10 @@ class TokenizerCodec:
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_str(self.tokenizer_json)
+        tokenizer = Tokenizer.from_str(self.tokenizer_json)
+        tokenizer.no_truncation()  # a file may hold how its model was trained: cut and padded to one length
+        tokenizer.no_padding()
+        return tokenizer
 
     @cached_property
     def eos_id(self) -> int:

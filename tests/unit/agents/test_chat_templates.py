@@ -106,6 +106,22 @@ def test_ids_are_those_of_apply_chat_template(name: str, way: str, folders: Call
     assert seen >= 4, "it renders most of them"
 
 
+def test_a_tokenizer_that_was_saved_while_it_cut_and_padded_does_neither(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """As apply_chat_template, although tokenizer.json says so: a trainer leaves it like that."""
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(folders("bos"))
+    theirs([USER["content"]], truncation=True, max_length=8, padding="max_length")
+    theirs.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["truncation"]["max_length"] == 8
+    ours = TokenizerCodec.from_folder(tmp_path)
+    want = theirs.apply_chat_template([USER], add_generation_prompt=True, return_dict=False)
+    assert ours.encode(ours.render([USER], True)) == list(want)
+    assert len(ours.encode("a")) == 1
+
+
 def test_what_the_features_are_about_is_in_the_ids(way: str, folders: Callable[[str], Path]) -> None:
     """Each name stands for something that Jinja alone, without transformers' variables and helpers, does not do."""
 
