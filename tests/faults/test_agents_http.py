@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -78,6 +79,25 @@ def test_what_does_not_pass_is_a_typed_failure(kind: str, told: str, behind: Any
     assert answer.boundary == "engine"
     assert told in str(answer)
     assert "2 attempts" in str(answer)
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(408, 2), (409, 2), (425, 2), (404, 1)])
+def test_a_status_that_may_pass_is_tried_again(status: int, attempts: int, behind: Any) -> None:
+    import httpx
+    from openai import APIStatusError
+
+    with RunningServer(behind) as server:
+        engine = OpenAIEngine(server=Server((server.url,), attempts=2, pause_s=0.01))
+        try:
+            reply = httpx.Response(status, request=httpx.Request("POST", server.url))
+            asked = mock.AsyncMock(side_effect=APIStatusError("later", response=reply, body=None))
+            before = engine.statistics().attempts
+            with mock.patch.object(engine, "_ask", asked):
+                (answer,) = engine.generate([Request(0, 0, 0, engine.codec.encode("a"), 4, 0)])
+            assert isinstance(answer, EpisodeError)
+            assert engine.statistics().attempts - before == attempts
+        finally:
+            engine.close()
 
 
 def test_a_drop_that_was_asked_for_is_no_news(behind: Any, capfd: pytest.CaptureFixture[str]) -> None:

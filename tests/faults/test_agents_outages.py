@@ -171,12 +171,16 @@ def test_nothing_is_sent_before_the_time_that_a_server_names(form: str, is_text_
     assert min(busy.came_s[1:]) >= busy.open_s - 0.01
 
 
-def test_a_limit_without_end_is_an_outage(behind: Any) -> None:
-    with RunningServer(behind, faults=Faults(limited=1.0)) as server:
+@pytest.mark.parametrize(
+    "asks", [Faults().retry_after, "0", formatdate(0, usegmt=True)], ids=["seconds", "0", "a date gone by"]
+)
+def test_a_limit_without_end_is_an_outage(asks: str, behind: Any) -> None:
+    with RunningServer(behind, faults=Faults(limited=1.0, retry_after=asks)) as server:
         engine = client(server.url, outage_s=0.6)
         try:
             with pytest.raises(OutageError, match="rate limit"):
-                ask(engine)
+                engine.submit(asked(1)).result(20)
+            assert engine.statistics().attempts < 10, "it is not asked again at once"
         finally:
             engine.close()
 
@@ -491,6 +495,37 @@ def test_a_server_that_is_away_gets_its_weights_before_it_is_asked() -> None:
             engine.close()
     here.close()
     away.close()
+
+
+def test_weights_that_only_some_servers_take_are_taken_back(tmp_path: Path) -> None:
+    """A path that is there at one of two servers: nobody keeps it, and all are asked again."""
+    from safetensors.torch import save_file
+    from torch import zeros
+
+    for name, files in (("one", "ab"), ("two", "a")):
+        (tmp_path / name).mkdir()
+        for file in files:
+            save_file({"x": zeros(1)}, tmp_path / name / f"{file}.safetensors")
+    behind = [Batched(_Versioned()) for _ in range(2)]
+    one, two = (
+        RunningServer(engine, weights_dir=tmp_path / name) for engine, name in zip(behind, ("one", "two"), strict=True)
+    )
+    engine = client(one.url, two.url)
+    try:
+        assert engine.publish("a.safetensors") == 1
+        with pytest.raises(UsageError, match="refused version 2"):
+            engine.publish("b.safetensors")
+        wait_until(lambda: behind[0].version == 1 and not engine._fleet.servers.is_out(one.url), 20.0)
+        attempts = engine.statistics().attempts
+        for seed in range(6):
+            answer = ask(engine, seed)
+            assert isinstance(answer, Completion)
+            assert set(answer.versions) == {1}
+        assert engine.statistics().attempts == attempts + 6, "no attempt is lost to a server with other weights"
+    finally:
+        engine.close()
+        for closed in (one, two, *behind):
+            closed.close()
 
 
 def test_real_weights_by_stream_and_by_path(tmp_path: Path) -> None:

@@ -132,6 +132,22 @@ def test_a_failure_that_is_numpys_is_no_success(env: Any) -> None:
     assert summary([group])["Env/pass@2"] == 0.0
 
 
+def test_numbers_of_an_info_do_not_take_the_place_of_ours() -> None:
+    """An info's own "reward" is no episode's reward; NaN and -1 are no success."""
+    metrics = played(Ragen, info={"reward": 7.0, "num_turns": 9, "success": np.nan}).episodes[0].metrics
+    assert (metrics["reward"], metrics["num_turns"], metrics["success"]) == (1.0, 1.0, 0.0)
+    assert played(Ragen, info={"success": -1}).episodes[0].metrics["success"] == 0.0
+
+
+def test_text_that_is_no_unicode_is_spelt_out() -> None:
+    """A lone surrogate can't be encoded, sent or stored; it is the environment's, and no failure of a server's."""
+    for env, returned in ((Ragen, {"reset": "a\ud800b"}), (Plain, {"reset": "a\ud800b"})):
+        group = played(env, text="\udfff", **returned)
+        assert group.status == "completed"
+        assert "a\\ud800b" in group.episodes[0].turns[0].prompt
+    assert checked_step(Step("\ud800", 0.0, False, {"\ud800": 1.0})) == Step("\\ud800", 0.0, False, {"\\ud800": 1.0})
+
+
 def test_rewards_keep_their_value() -> None:
     group = played(Ragen, reward=np.float32(0.1))
     assert group.episodes[0].reward == float(np.float32(0.1))
@@ -165,6 +181,8 @@ NOT_TEXT = {
     "Plain, done": (Plain, {"done": np.int64(1)}, "is_done is 1, expected True or False"),
     "Plain, facts": (Plain, {"facts": None}, "the facts are None"),
     "Plain, fact": (Plain, {"facts": {"a": np.str_("b")}}, "the fact 'a' is"),
+    "Plain, huge fact": (Plain, {"facts": {"a": 10**400}}, "the fact 'a' is 1000"),
+    "Plain, a fact's name": (Plain, {"facts": {1: 1.0, "b": 1.0}}, "the facts have the name 1, expected text"),
 }
 
 

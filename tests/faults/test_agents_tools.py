@@ -82,6 +82,7 @@ MALFORMED: dict[str, tuple[str, str, str]] = {
     "too long": ("hermes", move(where="up", path=[1, 2, 3]), "too short or too long"),
     "wrong part": ("hermes", move(where="up", path=[1, "a"]), r"path[1] is 'a', expected number"),
     "NaN": ("hermes", call('{"name": "move", "arguments": {"where": "up", "path": [NaN]}}'), "NaN is no number"),
+    "half a character": ("hermes", call('{"name": "move", "arguments": {"where": "\\ud800"}}'), "is half a character"),
     "deep": ("hermes", call("[" * 200_000), "nested too deeply"),
     "deep, and readable": ("hermes", call("[" * 800 + "]" * 800), "a tool call is"),
     "deep in a part": ("hermes", move(where="up", path=json.loads("[" * 400 + "]" * 400)), ""),
@@ -237,7 +238,8 @@ def test_answers_without_anything_are_the_engines_failure(message: dict[str, Any
 
 @pytest.mark.parametrize(
     ("name", "arguments", "complaint"),
-    [("move", "{", "can't be read as JSON"), ("move", "[]", "expected object"), ("fly", "{}", "unknown tool")],
+    [("move", "{", "can't be read as JSON"), ("move", "[]", "expected object"), ("fly", "{}", "unknown tool"),
+     ("move", '{"where": "\ud800"}', "is half a character")],
 )  # fmt: skip
 def test_what_the_model_wrote_into_a_call_costs_the_penalty(
     name: str, arguments: str, complaint: str, engine: OpenAIEngine
@@ -246,6 +248,12 @@ def test_what_the_model_wrote_into_a_call_costs_the_penalty(
     assert isinstance(answer, Completion)
     said = toolbox_of(MOVER, "hermes").read(answer, False, 0)
     assert complaint in said.complaint
+
+
+def test_a_calls_id_is_text_that_can_be_stored(engine: OpenAIEngine) -> None:
+    answer = answered(engine, content=None, tool_calls=[function() | {"id": "\ud800"}])
+    assert isinstance(answer, Completion)
+    assert toolbox_of(MOVER, "hermes").read(answer, False, 0).calls[0].id == "\\ud800"
 
 
 def test_reasoning_alone_is_an_answer_without_a_call(engine: OpenAIEngine) -> None:

@@ -37,7 +37,7 @@ _NAMES = {
     "environments.sokoban": ("Sokoban",),
     "exports.parquet": ("read_parquet", "write_parquet"),
     "exports.trl": ("episode_reward", "trl_dataset", "trl_rollout_func"),
-    "exports.verl": ("agent_loop_outputs", "ragen_batch"),
+    "exports.verl": ("agent_loop_outputs", "left_out_episodes", "ragen_batch"),
 }
 _HOMES = {name: f"headrace.agents.{home}" for home, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOMES)

@@ -9,6 +9,7 @@ A codec travels to worker processes, so it holds plain data and builds the rest 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from headrace.errors import UsageError
 from headrace.keywords import in_words
 
 Tools = Sequence[Mapping[str, Any]]  # in OpenAI's shape
+
+logger = logging.getLogger(__name__)
 
 _SPECIALS = ("<|im_start|>", "<|im_end|>")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -150,7 +153,10 @@ class TokenizerCodec:
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_str(self.tokenizer_json)
+        tokenizer = Tokenizer.from_str(self.tokenizer_json)
+        tokenizer.no_truncation()  # a file may hold how its model was trained: cut and padded to one length
+        tokenizer.no_padding()
+        return tokenizer
 
     @cached_property
     def eos_id(self) -> int:
@@ -195,7 +201,11 @@ class TokenizerCodec:
             stops = _object(folder / "generation_config.json", is_needed=False).get("eos_token_id")
             if not named["eos_token"]:
                 raise KeyError("eos_token")
-            return cls(
+            if "default" not in templates:
+                logger.warning(
+                    "tokenizer %s: it has no chat template; ChatML is used, which its model may not know", folder
+                )
+            codec = cls(
                 (folder / "tokenizer.json").read_text(),
                 named["eos_token"],
                 templates.get("default", CHATML),
@@ -203,11 +213,22 @@ class TokenizerCodec:
                 tuple(int(one) for one in (stops if isinstance(stops, list) else [stops]) if one is not None),
                 templates.get("tool_use", ""),
             )
+            codec._require_tokens(named, data.get("added_tokens_decoder"))
+            return codec
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"tokenizer {folder}: expected a folder with tokenizer.json and tokenizer_config.json: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+    def _require_tokens(self, named: Mapping[str, str], added: Any) -> None:
+        """Special tokens that the templates write have to be tokens; else they would be spelt out, letter by letter."""
+        text = self.template + self.tool_template
+        special = {_spelling(one) for one in added.values()} if isinstance(added, Mapping) else set[str]()
+        written = [one for one in special if one and one in text] + [one for name, one in named.items() if name in text]
+        lost = sorted(one for one in written if one and self._tokenizer.token_to_id(one) is None)
+        if lost:
+            raise ValueError(f"tokenizer.json lacks {lost[0]!r}; save it again with transformers' save_pretrained")
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was built here."""

@@ -182,13 +182,13 @@ class Play:
         """Sums and shares over the episode; an environment's own facts as the mean over its actions."""
         turns = self._turns
         metrics = {
-            "success": float(bool(self._facts and self._facts[-1].get("success", 0.0))),
+            "success": float(bool(self._facts) and self._facts[-1].get("success", 0.0) > 0),
             "reward": float(sum(turn.reward for turn in turns)),
             "num_turns": float(len(turns)),
             "num_actions": float(self._num_actions),
             "answer_is_valid": sum(turn.is_valid for turn in turns) / len(turns) if turns else 0.0,
         }
-        names = {name for facts in self._facts for name in facts} - {"success"}
+        names = {name for facts in self._facts for name in facts} - metrics.keys()  # those are ours
         for name in sorted(names):
             metrics[name] = sum(float(facts.get(name, 0.0)) for facts in self._facts) / len(self._facts)
         return metrics
@@ -233,11 +233,17 @@ class Conversation:
                 if (text := self._rendered(instead)).startswith(row.text):
                     self.messages, full = instead, text
         if row is not None and full.startswith(row.text):
-            row.read(self.codec.encode(full[len(row.text) :]))
+            row.read(self._added(row, full[len(row.text) :]))
             row.text = full
         else:
             self._rows.append(GrowingRow.of_prompt(self.codec.encode(full), full))
         return list(self._rows[-1].ids)
+
+    def _added(self, row: GrowingRow, text: str) -> list[int]:
+        """Ids of what follows: some tokenizers put a blank before what begins a text, or take those after a stop."""
+        before = row.ids[-1:]
+        with_it = self.codec.encode(self._ending(before) + text)
+        return with_it[1:] if with_it[:1] == before and self._ending(before) else self.codec.encode(text)
 
     @property
     def has_open_thought(self) -> bool:

@@ -41,7 +41,7 @@ FIXED: dict[str, tuple[Any, ...]] = {
 _GREEDY = f"{_ROLLOUT}.val_kwargs.do_sample"
 TRAINER = (
     "actor_rollout_ref", "critic", "data", "algorithm", "trainer", "lora", "system", "ctx_manager", "reward_model",
-    "custom_reward_function", "ray_init", "ray_kwargs", "global_profiler", "transfer_queue", "hydra",
+    "custom_reward_function", "archer", "ray_init", "ray_kwargs", "global_profiler", "transfer_queue", "hydra",
     "agent_proxy.reward_normalization",
 )  # fmt: skip
 _TRAINER_KEYS = (

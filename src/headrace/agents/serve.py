@@ -28,7 +28,7 @@ from typing import Any, Self
 from headrace.agents.asked import MAX_BODY_BYTES, MODEL, RefusedError, read_request
 from headrace.agents.codec import describe
 from headrace.agents.engines.protocol import Completion, Engine, Request
-from headrace.agents.engines.weight_updates import VERSION_HEADER
+from headrace.agents.engines.weight_updates import MOST_VERSION, VERSION_HEADER
 from headrace.agents.faults import Faults, spoilt
 from headrace.agents.given import path, require
 from headrace.agents.records import EpisodeError
@@ -87,7 +87,8 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "", w
     async def load(http: HttpRequest) -> Response:
         if http.headers.get("content-type", "").partition(";")[0] == "application/octet-stream":
             version = http.headers.get(VERSION_HEADER, "")
-            await door.load(await _body_of(http, MAX_WEIGHTS_BYTES), int(version) if version.isdecimal() else version)
+            number = int(version) if version.isdecimal() and len(version) <= len(str(MOST_VERSION)) else version
+            await door.load(await _body_of(http, MAX_WEIGHTS_BYTES), number)
         else:
             try:
                 asked = parse_object(await _body_of(http, MAX_BODY_BYTES))

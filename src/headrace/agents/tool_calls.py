@@ -20,7 +20,7 @@ from typing import Any
 from headrace.agents.chat_template import Message
 from headrace.agents.engines.protocol import Completion
 from headrace.agents.environments.text_env import Task
-from headrace.agents.records import ENV, EpisodeError
+from headrace.agents.records import ENV, EpisodeError, plain_text
 
 ACT = "act"  # the tool of an environment that names none
 _MARKER = "[TOOL_CALLS]"
@@ -131,7 +131,7 @@ class Toolbox:
         problem = _misfit({"type": "object", **schema}, arguments, "arguments")
         if problem:
             raise ValueError(f"{name}: {problem}")
-        return Call(str(raw.get("id") or name_of_call), name, arguments, self.action_of(name, arguments))
+        return Call(plain_text(str(raw.get("id") or name_of_call)), name, arguments, self.action_of(name, arguments))
 
 
 def toolbox_of(task: Task, answers: str) -> Toolbox:
@@ -257,9 +257,13 @@ def _parsed(text: str, what: str) -> Any:
         raise ValueError(f"{what}: {constant} is no number")
 
     try:
-        return json.loads(text, parse_constant=refuse)
+        value = json.loads(text, parse_constant=refuse)
+        json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise ValueError(f"{what} can't be read as JSON: {error.msg} at character {error.pos}") from error
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what}: {error.object[error.start]!r} is half a character") from error
+    return value
 
 
 def _short(value: object) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headrace.agents.asked import RefusedError
 from headrace.agents.engines.protocol import Engine
-from headrace.agents.engines.weight_updates import unpacked
+from headrace.agents.engines.weight_updates import MOST_VERSION, unpacked
 from headrace.errors import HeadraceError
 
 MOST_PAUSE_S = 60.0
@@ -57,10 +57,9 @@ class WeightDoor:
 
     async def load(self, data: bytes, version: object) -> int:
         """Weights from the bytes of a safetensors file."""
-        if type(version) is not int or version < 0:
-            raise RefusedError(
-                400, f"version: expected a whole number of at least 0, got {str(version)[:80]}", "version"
-            )
+        if type(version) is not int or not 0 <= version <= MOST_VERSION:
+            got = f"an integer of {version.bit_length()} bits" if type(version) is int else str(version)[:80]
+            raise RefusedError(400, f"version: expected a whole number from 0 to {MOST_VERSION}, got {got}", "version")
         async with self._loading:
             try:
                 state = await asyncio.to_thread(unpacked, data)

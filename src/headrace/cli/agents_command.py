@@ -130,6 +130,7 @@ def _rollout(options: argparse.Namespace) -> int:
     from headrace.agents.exports.verl import left_out_episodes
     from headrace.agents.metrics import summary
     from headrace.agents.records import COMPLETED, fingerprint
+    from headrace.telemetry.sinks import json_record
     from headrace.views.agents import RolloutView
 
     config = _loaded(options)
@@ -173,7 +174,7 @@ def _rollout(options: argparse.Namespace) -> int:
         result = {
             "groups": len(groups),
             "fingerprint": fingerprint(groups),
-            "metrics": metrics,
+            "metrics": json_record(metrics),
             "left_out": left_out,
             "cost": cost_of(groups, config.engine.prices),
             "ended": "done" if ended is None else str(ended),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -104,6 +105,48 @@ def test_ids_are_those_of_apply_chat_template(name: str, way: str, folders: Call
                     assert feature in ours.decode(got)
         assert messages == kept, "messages are read, not changed"
     assert seen >= 4, "it renders most of them"
+
+
+@pytest.mark.parametrize(
+    ("changed", "lost"),
+    [({"bos_token": "<|new|>"}, "<|new|>"),
+     ({"added_tokens_decoder": {"400": {"content": "<|head|>", "special": True}}}, None),
+     ({"added_tokens_decoder": {"400": {"content": "assistant<", "special": True}}}, "assistant<"),
+     ({"pad_token": "<|new|>"}, None)],
+)  # fmt: skip
+def test_special_tokens_that_the_tokenizer_lacks_are_not_spelt_out(
+    changed: dict[str, Any], lost: str | None, tmp_path: Path
+) -> None:
+    """transformers adds those of tokenizer_config.json; a template's BOS would be some letters here."""
+    folder = model_folder(TEMPLATES["bos"], tmp_path, **changed)
+    if lost is None:
+        assert TokenizerCodec.from_folder(folder).eos_id
+    else:
+        with pytest.raises(UsageError, match=re.escape(f"tokenizer.json lacks {lost!r}")):
+            TokenizerCodec.from_folder(folder)
+
+
+def test_a_folder_without_a_chat_template_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = model_folder(TEMPLATES["bos"], tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    assert TokenizerCodec.from_folder(folder).template == CHATML
+    assert "it has no chat template; ChatML is used" in caplog.text
+
+
+def test_a_tokenizer_that_was_saved_while_it_cut_and_padded_does_neither(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """As apply_chat_template, although tokenizer.json says so: a trainer leaves it like that."""
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(folders("bos"))
+    theirs([USER["content"]], truncation=True, max_length=8, padding="max_length")
+    theirs.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["truncation"]["max_length"] == 8
+    ours = TokenizerCodec.from_folder(tmp_path)
+    want = theirs.apply_chat_template([USER], add_generation_prompt=True, return_dict=False)
+    assert ours.encode(ours.render([USER], True)) == list(want)
+    assert len(ours.encode("a")) == 1
 
 
 def test_what_the_features_are_about_is_in_the_ids(way: str, folders: Callable[[str], Path]) -> None:

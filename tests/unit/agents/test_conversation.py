@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -126,3 +127,39 @@ def test_a_tokenizer_travels(bpe: TokenizerCodec) -> None:
     assert again.encode("number 17") == bpe.encode("number 17")
     assert again.eos_id == bpe.eos_id
     assert len(pickle.dumps(bpe)) < 2 * len(bpe.tokenizer_json)
+
+
+def blank_first(rstrip: bool) -> TokenizerCodec:
+    """A tokenizer in the manner of Llama's and Phi's: words begin with a blank, the first of a text too."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    alphabet = [*map(chr, range(33, 127)), "▁", "\n"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.add_special_tokens([AddedToken(one, rstrip=rstrip) for one in ("<|im_start|>", "<|im_end|>")])
+    return TokenizerCodec(tokenizer.to_str())
+
+
+@pytest.mark.parametrize("template", ["after a stop", "plain words after a stop"])
+@pytest.mark.parametrize("rstrip", [False, True], ids=["", "blanks after special tokens are taken"])
+def test_what_follows_an_answer_is_encoded_as_it_stands_in_the_text(template: str, rstrip: bool) -> None:
+    """Not as the beginning of a text of its own, which such tokenizers put a blank before."""
+    words = (
+        CHATML
+        if template == "after a stop"
+        else CHATML.replace("<|im_start|>", "").replace("<|im_end|>\\n", "<|im_end|>")
+    )
+    codec = replace(blank_first(rstrip), template=words)
+    conversation = Conversation(codec)
+    for turn in range(3):
+        ids = conversation.ask(f"number {turn}")
+        full = codec.render(conversation.messages, True)
+        assert ids == codec.encode(full), turn
+        sampled = codec.encode(f"{full}<answer>one</answer><|im_end|>")[len(ids) :]
+        conversation.answer(said(codec, sampled))
+    assert len(conversation.rows) == 1

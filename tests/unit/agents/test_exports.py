@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 
 import headrace as hr
@@ -55,10 +56,15 @@ def test_parquet_comes_back(groups: list[Group], tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*")), "nothing half written"
 
 
-def test_bad_files_are_named(tmp_path: Path) -> None:
+def test_bad_files_are_named(groups: list[Group], tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text("nonsense")
     with pytest.raises(UsageError, match=r"a\.parquet: expected records as Parquet"):
         read_parquet(tmp_path / "a.parquet")
+    table = parquet.read_table(write_parquet(groups, tmp_path / "b.parquet"))
+    at = table.schema.get_field_index("metrics")
+    parquet.write_table(table.set_column(at, "metrics", [["{"] * len(table)]), tmp_path / "b.parquet")
+    with pytest.raises(UsageError, match=r"b\.parquet: expected records as Parquet: JSONDecodeError"):
+        read_parquet(tmp_path / "b.parquet")
     (tmp_path / "a.jsonl").write_text('{"identity": {}}\n{"number": 1}\n')
     with pytest.raises(UsageError, match=r"a\.jsonl: expected the groups\.jsonl"):
         read_groups(tmp_path / "a.jsonl")

@@ -21,6 +21,7 @@ defaults:
   - _self_
 
 hydra: {searchpath: ["file://verl/trainer/config"]}
+archer: {alpha: 0.2}
 system: {CUDA_VISIBLE_DEVICES: "0,1"}
 seed: {train: 4321, val: 17}
 micro_batch_size_per_gpu: 2

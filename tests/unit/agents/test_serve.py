@@ -156,6 +156,8 @@ def test_weights_over_http(server: RunningServer) -> None:
         (b"junk", {"X-Weights-Version": "8"}, "expected the bytes of a safetensors file"),
         (packed(None), {}, "version: expected a whole number"),
         (packed(None), {"X-Weights-Version": "-1"}, "version: expected a whole number"),
+        (packed(None), {"X-Weights-Version": "9" * 5000}, "version: expected a whole number from 0 to 2147483647"),
+        (packed(None), {"X-Weights-Version": str(2**31)}, "version: expected a whole number from 0 to 2147483647"),
     ):
         status, answer = call(load, body, **kind, **header)
         assert status == 400

@@ -45,6 +45,13 @@ def test_a_rollout_leaves_its_records(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "sequential: asked for" in (folder / "log.txt").read_text()
 
 
+def test_result_json_is_json_whatever_environments_report(tmp_path: Path) -> None:
+    with mock.patch("headrace.agents.metrics.summary", return_value={"Bandit/a": float("nan"), "Bandit/reward": 1.0}):
+        assert agents("rollout", "--config-name", "base", "--run-dir", str(tmp_path), *SMALL) == 0
+    result = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+    assert result["metrics"] == {"Bandit/a": None, "Bandit/reward": 1.0}
+
+
 def test_overrides_stand_on_both_sides_of_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     assert agents("rollout", *SMALL[:2], "--config-name", "base", SMALL[2], "--run-dir", str(folder), SMALL[3]) == 0

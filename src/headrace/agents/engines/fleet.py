@@ -147,6 +147,10 @@ class Fleet:
         refused = [one for one in results if isinstance(one, UsageError)]
         if refused:
             self._package, self.newest = before
+            for url, result in zip(asked, results, strict=True):
+                if self._package is not None and not isinstance(result, BaseException):
+                    self.servers.has_version(url, self.version)
+                    self.take_out(url, f"it took version {version}, which another refused, and is given the last again")
             raise refused[0]
         self.version = version
         for url, result in zip(asked, results, strict=True):

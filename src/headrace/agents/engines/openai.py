@@ -44,6 +44,8 @@ from headrace.keywords import in_words
 
 T = TypeVar("T")
 
+_MAY_PASS = (408, 409, 425)  # a time limit of a proxy's, a lock, too early: OpenAI's own client asks again, too
+
 logger = logging.getLogger(__name__)
 
 
@@ -263,6 +265,8 @@ class OpenAIEngine:
             fleet.take_out(url, f"no connection: {_short(error.__cause__)}")
             return _Problem(ENGINE, _short(error), is_counted=False)
         except api.APIStatusError as error:
+            if error.status_code in _MAY_PASS:
+                return self._failed(url, _Problem(ENGINE, _short(error)))
             raise EpisodeError(ENGINE, f"{url} refused the request: {_short(error)}") from error
         except StaleError as failure:
             fleet.take_out(url, failure.message)

@@ -131,9 +131,10 @@ class Servers:
         state.out, state.failures = "", 0
 
     def limited(self, url: str, pause_s: float | None, default_s: float, now_s: float) -> float:
-        """It asks for a pause, or for an unnamed one, which grows; returns its seconds."""
+        """It asks for a pause; an unnamed one grows, and so does one of next to nothing. Returns its seconds."""
         state = self._states[url]
-        pause_s = min(_MOST_PAUSE_S, default_s * 2**state.limits) if pause_s is None else pause_s
+        if pause_s is None or pause_s < default_s:
+            pause_s = min(_MOST_PAUSE_S, default_s * 2 ** min(state.limits, 16))
         state.limits += 1
         state.not_before_s = max(state.not_before_s, now_s + pause_s)
         return pause_s

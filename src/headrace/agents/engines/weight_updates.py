@@ -20,7 +20,7 @@ from headrace.agents.records import ENGINE, EpisodeError
 from headrace.errors import UsageError
 
 VERSION_HEADER = "X-Weights-Version"
-_MOST_VERSION = (1 << 31) - 1  # records hold 32 bits
+MOST_VERSION = (1 << 31) - 1  # records hold 32 bits
 Package = bytes | str  # a safetensors file's bytes, or a path at the server
 
 
@@ -114,7 +114,7 @@ def token_versions(reply: Any, count: int, known: int) -> list[int]:
     if (
         not isinstance(told, list)
         or len(told) < count
-        or any(type(one) is not int or not 0 <= one <= _MOST_VERSION for one in told)
+        or any(type(one) is not int or not 0 <= one <= MOST_VERSION for one in told)
     ):
         raise EpisodeError(ENGINE, f"versions of {count} tokens: expected a whole number each, got {str(told)[:120]}")
     return told[:count]

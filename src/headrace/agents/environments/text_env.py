@@ -9,12 +9,13 @@ An environment is used by one thread at a time, not always the same one.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol, cast
 
-from headrace.agents.records import ENV, EpisodeError
+from headrace.agents.records import ENV, EpisodeError, plain_text
 from headrace.errors import UsageError
 from headrace.keywords import in_words
 
@@ -118,18 +119,21 @@ def checked_step(step: Any) -> Step:
         raise EpisodeError(ENV, f"is_done is {_short(is_done)}, expected True or False")
     if not isinstance(cast(Any, step.facts), Mapping):
         raise EpisodeError(ENV, f"the facts are {_short(step.facts)}, expected names and numbers")
-    facts: dict[str, Any] = {name: plain(value) for name, value in step.facts.items()}
-    odd = [name for name, value in facts.items() if not isinstance(value, (bool, int, float))]
+    facts: dict[Any, Any] = {name: plain(value) for name, value in cast(Any, step.facts).items()}
+    nameless = [name for name in facts if not isinstance(name, str)]
+    if nameless:
+        raise EpisodeError(ENV, f"the facts have the name {_short(nameless[0])}, expected text")
+    odd = [name for name, value in facts.items() if not _is_number(value)]
     if odd:
         raise EpisodeError(ENV, f"the fact {odd[0]!r} is {_short(facts[odd[0]])}, expected a number")
-    return Step(str(observation), reward, is_done, facts)
+    return Step(plain_text(observation), reward, is_done, {plain_text(name): one for name, one in facts.items()})
 
 
 def checked_observation(observation: object) -> str:
     """What reset returned, or EpisodeError."""
     if not isinstance(observation, str):
         raise EpisodeError(ENV, f"reset returned {_short(observation)}, expected text")
-    return str(observation)
+    return plain_text(observation)
 
 
 @dataclass(frozen=True)
@@ -151,13 +155,18 @@ def task_of(env: TextEnv) -> Task:
         isinstance(actions, Sequence) and not isinstance(actions, str) and all(isinstance(one, str) for one in actions)
     ):
         raise EpisodeError(ENV, f"its actions are {_short(actions)}, expected texts, or None")
-    return Task(instructions, actions, getattr(env, "action_form", None), getattr(env, "tools", None))
+    return Task(plain_text(instructions), actions, getattr(env, "action_form", None), getattr(env, "tools", None))
 
 
 def some_action(env: TextEnv, rng: Random, otherwise: str) -> str:
     """An action that an environment can take, as far as it says which these are."""
     form: TextForm | None = getattr(env, "action_form", None)
     return rng.choice(env.actions) if env.actions else otherwise if form is None else form.example
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a record can hold it: not an integer beyond all floats."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)
 
 
 def _short(value: object) -> str:

@@ -55,7 +55,7 @@ def read_parquet(path: str | os.PathLike[str]) -> list[Group]:
         for row in rows:
             groups.setdefault(row["group"], []).append(_episode(row))
             heads[row["group"]] = row
-    except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: expected records as Parquet: {type(error).__name__}: {error}") from error
     return [
         Group(number, heads[number]["tag"], heads[number]["seed"], tuple(sorted(episodes, key=lambda one: one.member)),
