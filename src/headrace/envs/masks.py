@@ -29,6 +29,11 @@ _HOW = f'info["{MASK}"], or a method action_masks()'
 
 def masked(spec: EnvSpec) -> EnvSpec:
     """The environment with its masks as part of its observations."""
+    if spec.action_repeat > 1:
+        raise UsageError(
+            f"action_masks: an action that is sent {spec.action_repeat} times (action_repeat) may be forbidden after "
+            f"the first; leave one of the two out"
+        )
     return spec if MASKS in spec.wrappers else replace(spec, wrappers=(*spec.wrappers, MASKS))
 
 

@@ -73,9 +73,9 @@ def advise(evidence: Evidence, learning: Mapping[tuple[str, int], float] | None 
 def _repeated(e: Evidence, now: Cycle) -> Advice | None:
     """Every action twice: half of the acting and learning for each frame of the environments.
 
-    A vector environment or pool steps itself, so headrace can't repeat its actions.
+    A vector environment or pool steps itself, so headrace can't repeat its actions; a mask holds for one step.
     """
-    if e.is_vector:
+    if e.is_vector or e.options.get("action_masks"):
         return None
     repeat = int(e.number("action_repeat", 1))
     gain = 2.0 * now.update_s / now.scaled(env=2.0, slow_env=2.0).update_s if now.update_s else 1.0

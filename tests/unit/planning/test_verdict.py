@@ -306,9 +306,10 @@ class TestAdvice:
         options = [one.options for one in advise(run(max_lag=3, env=0.5, sgd=0.5)) if "--max-lag" in one.options]
         assert [one[one.index("--max-lag") + 1] for one in options] == ["3"]
 
-    def test_actions_of_a_vector_environment_are_not_repeated(self) -> None:
+    def test_actions_of_vector_environments_and_masked_ones_are_not_repeated(self) -> None:
         learning = run(env=0.1, sgd=0.9)
         assert gain(learning, "--action-repeat") > 1.5
+        assert gain(replace(learning, options={**learning.options, "action_masks": True}), "--action-repeat") == 1.0
         assert gain(replace(learning, is_vector=True), "--action-repeat") == 1.0
 
     def test_ranked_by_gain_with_options_to_type(self) -> None:

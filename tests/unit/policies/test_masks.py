@@ -335,6 +335,8 @@ def test_what_is_refused_and_the_command_line(tmp_path: Path) -> None:
         hr.PPO("MlpPolicy", "Pendulum-v1", **SMALL, action_masks=True)
     with pytest.raises(UsageError, match="action_masks needs single environments"):
         hr.PPO("MlpPolicy", "gymnasium:make_vec", env_kwargs={"id": "CartPole-v1"}, **SMALL, action_masks=True)
+    with pytest.raises(UsageError, match=r"sent 2 times \(action_repeat\) may be forbidden after the first"):
+        hr.PPO("MlpPolicy", Hand, **SMALL, action_masks=True, action_repeat=2)
     other = pytest.raises(UsageError, match="made with action_masks=True")
     with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model, other:
         model.predict(np.zeros(4, np.float32), action_masks=[1, 1])
