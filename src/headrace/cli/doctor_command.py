@@ -24,7 +24,7 @@ from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
 from headrace.plain_text import message_of, printable
 from headrace.planning.advice import Advice, advise
 from headrace.planning.evidence import Evidence, evidence_of
-from headrace.planning.quantities import parse_bytes
+from headrace.planning.quantities import counted, parse_bytes
 from headrace.planning.recorded_diversity import diversity_findings
 from headrace.planning.verdict import LEARNER, Verdict, judge
 from headrace.run_lock import is_live
@@ -143,14 +143,14 @@ def _findings(run_dir: Path) -> list[str]:
 def _text(run_dir: Path, is_running: bool, evidence: Evidence, verdict: Verdict, advice: list[Advice]) -> str:
     state = "still running" if is_running else "ended"
     updates = f"{evidence.updates} update{'s'[: evidence.updates != 1]}"
-    lines = [f"{run_dir}: {state}, {evidence.sps:,.0f} steps/s over {updates}", "", verdict.sentence]
+    lines = [f"{run_dir}: {state}, {counted(evidence.sps)} steps/s over {updates}", "", verdict.sentence]
     lines += [f"  {one.name:<28} {one.share:>4.0%}  {one.evidence}" for one in verdict.causes]
     lines += [f"  note: {note}" for note in verdict.notes]
     if advice:
         lines += ["", f"{'steps/s':>10}{'gain':>8}  what would help"]
         for one in advice[:_SHOWN]:
             what = f"{one.what}{': ' + ' '.join(one.options) if one.options else ''}"
-            sps = "frames" if one.counts_frames else f"{one.sps:,.0f}"
+            sps = "frames" if one.counts_frames else counted(one.sps)
             learns = "  (changes what is learnt)" if one.changes_learning else ""
             lines.append(f"{sps:>10}{one.gain:>7.2f}x  {what}{learns}")
     elif verdict.shares:
@@ -178,7 +178,7 @@ def _applied(
     before, after = tried(config, session, evidence, best, seconds, rounds, passing)
     gain = after / before if before else 0.0
     print(
-        f"\ntried {' '.join(best.options)}: {before:,.0f} -> {after:,.0f} steps/s; "
+        f"\ntried {' '.join(best.options)}: {counted(before)} -> {counted(after)} steps/s; "
         f"predicted {best.gain:.2f}x, achieved {gain:.2f}x"
     )
     return {"options": best.options, "predicted": best.gain, "achieved": gain, "before": before, "after": after}

@@ -144,9 +144,8 @@ def _require_one_form(options: PlanOptions) -> None:
         raise UsageError("--observation, --transition: expected one of them, got both; --transition has all bytes")
     for name in (*_NUMBERS, *_PRICES):
         value, is_price = getattr(options, name), name in _PRICES
-        if value is not None and not (math.isfinite(value) and (value > 0 or (is_price and value == 0))):
-            least = "of at least" if is_price else "larger than"
-            raise UsageError(f"{_flag(name)}: expected a number {least} 0, got {value}")
+        if value is not None:
+            positive(_flag(name), value, may_be_zero=is_price)
 
 
 def _is_given(options: PlanOptions, name: str) -> bool:

@@ -14,9 +14,11 @@ from functools import partial
 
 from headrace.planning.cost import Fleet, MachineType, cheapest, per_million_steps
 from headrace.planning.link import Lever, levers, policy_to_the_data
-from headrace.planning.quantities import with_unit
+from headrace.planning.quantities import counted, price_of, with_digits, with_unit
 from headrace.planning.sizing import Job, Sizing
 from headrace.planning.throughput import Surplus, surplus
+
+_SAME = 1 + 1e-9  # of two rates: what lies below is rounding
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def alternatives(
         most = policy_to_the_data(weight_bytes, updates_per_s, job.link_bytes_per_s)
         moved = Moved(weight_bytes, updates_per_s, most)
     arriving = min(sizing.supply, sizing.link_sps)
-    beyond = surplus(arriving, wanted, buffer) if buffer or arriving > wanted else None
+    beyond = surplus(arriving, wanted, buffer) if buffer or arriving > wanted * _SAME else None
     fleet, price = cheapest(wanted, kinds) if kinds else None, 0.0
     if fleet is not None:
         rate = min(fleet.sps, wanted, sizing.link_sps)
@@ -76,17 +78,18 @@ def rows_of(others: Alternatives) -> list[tuple[str, str]]:
     """The same as lines of a table."""
     rows = [("link would carry", f"{one.most_actors:,} actors: {one.name}") for one in others.levers]
     if (moved := others.moved) is not None:
-        weights = f"{with_unit(moved.weight_bytes, 'B')} of weights to each, {moved.updates_per_s:,.1f} times a second"
+        often = f"{with_digits(moved.updates_per_s, 1)} times a second"
+        weights = f"{with_unit(moved.weight_bytes, 'B')} of weights to each, {often}"
         machines = f"{moved.most_machines:,} machine{'s'[: moved.most_machines != 1]}"
         rows.append(("link would carry", f"{machines}: move the policy to the data ({weights})"))
-    if (extra := others.surplus) is not None and (others.buffer or extra.per_s >= 1):
-        text = f"{extra.per_s:,.0f} transitions/s more than the learner uses"
+    if (extra := others.surplus) is not None and (others.buffer or extra.per_s > 0):
+        text = f"{counted(extra.per_s)} transitions/s more than the learner uses"
         if others.buffer:
             full = f"is full of them after {extra.buffer_s:,.3g} s" if math.isfinite(extra.buffer_s) else "stays empty"
             text += f"; a buffer of {others.buffer:,.0f} {full}"
         rows.append(("surplus", text))
     if (fleet := others.cheapest) is not None:
         machines = ", ".join(f"{count:,} {name}" for name, count in fleet.machines.items())
-        price = f"{fleet.price_per_hour:,.2f} an hour, {others.price_per_million:,.4f} a million steps with the learner"
-        rows.append(("cheapest fleet", f"{machines} ({fleet.sps:,.0f} steps/s): {price}"))
+        price = f"{price_of(fleet.price_per_hour, others.price_per_million)} with the learner"
+        rows.append(("cheapest fleet", f"{machines} ({counted(fleet.sps)} steps/s): {price}"))
     return rows

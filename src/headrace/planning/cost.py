@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headrace.errors import UsageError
 from headrace.planning.checks import positive
 
-_MOST_CELLS = 2_000_000  # of the table that `cheapest` fills
+_MOST_FLEETS = 200_000  # that `cheapest` looks at
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def cheapest(demanded: float, kinds: Sequence[MachineType]) -> Fleet:
     if not kinds or sum(kind.sps * min(kind.at_most, math.ceil(demanded / kind.sps)) for kind in kinds) < demanded:
         raise UsageError(f"no fleet of these machines produces {demanded:,.0f} steps per second; add machines")
     best: Fleet | None = None
-    budget = [_MOST_CELLS]
+    budget = [_MOST_FLEETS]
 
     def search(index: int, counts: tuple[int, ...], price: float, sps: float) -> None:
         nonlocal best
@@ -59,7 +59,10 @@ def cheapest(demanded: float, kinds: Sequence[MachineType]) -> Fleet:
             raise UsageError(
                 f"the cheapest of {len(kinds)} kinds of machines: too many fleets to try; name fewer kinds"
             )
-        if best is not None and price > best.price_per_hour:
+        # What is missing costs at least what it costs of the best bargain left. If that is the price of the best
+        # fleet, it is so without any surplus: no better one.
+        least = price + (demanded - sps) * kinds[index].price_per_hour / kinds[index].sps
+        if best is not None and sps < demanded and least >= best.price_per_hour * (1 - 1e-12):
             return
         if index == len(kinds) - 1 or sps >= demanded:
             last = 0

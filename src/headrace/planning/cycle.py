@@ -22,6 +22,7 @@ from headrace.planning.evidence import BESIDE, COLLECTING, LEARNING, Evidence
 
 INLINE, IN_STEP, AHEAD = "inline", "in step", "ahead"
 _WAITS = 0.05  # of an update: a learner that waits less is not held up
+_CHANCE = 3.0  # standard errors: what one worker takes beyond the others may be chance if it is less
 _IN_TURNS = (0.6, 1.3)  # CPU time of all threads over the time of collecting: about one of them runs at any time
 
 
@@ -118,14 +119,22 @@ def _collecting(e: Evidence) -> dict[str, float]:
         return _in_turns(e, window_s)
     busy = [one.busy for one in e.workers]
     spread = [sum(worker_of(e, index) == worker for index in e.slow_envs) for worker in range(len(busy))]
-    excess = [min(_excess_s(e, count), 0.95 * one.env) for count, one in zip(spread, e.workers, strict=True)]
+    # A slow environment makes its worker slower than those without one, or it is no slow one: a thread that has to wait
+    # for the interpreter in the same environment's step each time is not.
+    without = min((one.env for count, one in zip(spread, e.workers, strict=True) if not count), default=0.0)
+    excess = [
+        min(_excess_s(e, count), 0.95 * one.env, max(0.0, one.env - without))
+        for count, one in zip(spread, e.workers, strict=True)
+    ]
     usual = [own - more for own, more in zip(busy, excess, strict=True)]
     even_s = _even_s(usual)
     total = sum(busy) - sum(excess) or 1.0
     env, inference = sum(one.env for one in e.workers) - sum(excess), sum(one.inference for one in e.workers)
     acting_s = even_s * inference / total
     asking_s = max(0.0, acting_s - e.act_s) if e.inference == "central" else 0.0
-    stragglers_s = max(0.0, e.busiest_s - max(busy))
+    stragglers_s, imbalance_s = max(0.0, e.busiest_s - max(busy)), max(usual) - even_s
+    if imbalance_s < _CHANCE * e.uneven_error_s:  # now one worker is late and now another one
+        stragglers_s, imbalance_s = stragglers_s + imbalance_s, 0.0
     return {
         "env": even_s * env / total,
         "inference": acting_s - asking_s,
@@ -133,7 +142,7 @@ def _collecting(e: Evidence) -> dict[str, float]:
         "interpreter": 0.0,
         "asking": asking_s,
         "slow_env": max(busy) - max(usual),
-        "imbalance": max(usual) - even_s,
+        "imbalance": imbalance_s,
         "stragglers": stragglers_s,
         "latency": 0.0 if e.max_lag else max(0.0, e.collected_s - max(busy) - stragglers_s),
     }

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 Record = Mapping[str, float]
@@ -30,6 +30,8 @@ _MOST_SHARDS = 1 << 16
 _CROWDED = 0.75  # of the machine's cores: with fewer, other programs matter
 _SAME_ENV, _MOST_SLOW, _SLOW = 0.8, 3, 2.0  # the same few environments are the slowest nearly always, and by this much
 _UNEXPLAINED = 0.7  # of what they take beyond the others: if as much is left, there are more slow ones
+_TIMED_ROWS, _KEPT = 61, 7 / 8  # envs/serial: one row of so many is timed, and moves a mean that keeps the rest of it
+_MOST_STRETCHES, _FEWEST_STRETCHES, _NEWLY_TIMED = 6, 2, 2  # of a run, and timed rows of each, at least
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Evidence:
     """How much longer than the one in the middle that was, in each update."""
     usual_busy_s: float = 0.0
     """Of the worker in the middle, in a typical update."""
+    uneven_error_s: float = 0.0
+    """Standard error of what the slowest worker takes beyond the others: how much of that may be chance."""
     collected_s: float = 0.0
     """From an update's end until its successor's rollouts were there, in a typical update."""
     actors_cpu_s: float = 0.0
@@ -145,6 +149,7 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
         busiest_s=busiest_s,
         late_s=tuple(late),
         usual_busy_s=median(middle or [0.0]),
+        uneven_error_s=_uneven_error_s(by_worker),
         collected_s=collected_s,
         actors_cpu_s=_mean(used, "headrace/actors/cpu_s") / turns,
         learner_cpu_s=_mean(used, "headrace/cpu_s"),
@@ -241,8 +246,28 @@ def _slow_envs(records: Sequence[Record], n_envs: int) -> tuple[tuple[int, ...],
         if count >= _SAME_ENV * len(seen):
             mine = [one["headrace/envs/slowest_s"] for one in seen if int(one["headrace/envs/slowest"]) in named]
             slow_s = median(mine)
-            return (tuple(sorted(named)), slow_s, usual_s) if slow_s >= _SLOW * usual_s else ((), 0.0, usual_s)
+            is_slow = slow_s >= _SLOW * usual_s and _is_slow_again(seen, n_envs)
+            return (tuple(sorted(named)), slow_s, usual_s) if is_slow else ((), 0.0, usual_s)
     return (), 0.0, usual_s
+
+
+def _is_slow_again(seen: Sequence[Record], n_envs: int) -> bool:
+    """Whether the steps that were newly timed are slow, too, in half of the stretches of the run.
+
+    What is recorded is a mean that keeps a single slow step for hundreds of rows: a hiccup, or the first step of all,
+    which loads something, is no slow environment. If the slowest one is another one than before, its own mean was
+    lower, so that its new steps are slower than is reckoned here.
+    """
+    rows = [one.get("time/total_timesteps", 0.0) / max(1, n_envs) for one in seen]
+    least = max(_NEWLY_TIMED * _TIMED_ROWS, (rows[-1] - rows[0]) / _MOST_STRETCHES)
+    begin, verdicts = 0, list[bool]()
+    for end in range(1, len(seen)):
+        if rows[end] - rows[begin] >= least:
+            kept = _KEPT ** ((rows[end] - rows[begin]) / _TIMED_ROWS)
+            before_s, after_s = (seen[at]["headrace/envs/slowest_s"] for at in (begin, end))
+            verdicts.append(after_s - kept * before_s >= (1 - kept) * before_s / 2)
+            begin = end
+    return sum(verdicts) >= max(_FEWEST_STRETCHES, len(verdicts) / 2)
 
 
 def _explains(count: int, slow_s: float, usual_s: float, n_envs: int, mean_s: float) -> bool:
@@ -264,6 +289,16 @@ def _worker(record: Record, worker: int, turns: int) -> WorkerTimes:
 def _mean_worker(times: Sequence[WorkerTimes]) -> WorkerTimes:
     names = (*COLLECTING, "idle", "cpu")
     return WorkerTimes(*(_mean_of([getattr(one, name) for one in times]) for name in names))
+
+
+def _uneven_error_s(by_worker: Sequence[Sequence[WorkerTimes]]) -> float:
+    if len(by_worker) < FEWEST_RECORDS or len(by_worker[0]) < 2:
+        return 0.0
+    busy = [[one.busy for one in workers] for workers in by_worker]
+    totals = [sum(times) for times in zip(*busy, strict=True)]
+    slowest = totals.index(max(totals))
+    beyond = [times[slowest] - (sum(times) - times[slowest]) / (len(times) - 1) for times in busy]
+    return stdev(beyond) / math.sqrt(len(beyond))
 
 
 def _beside(record: Record) -> float:

@@ -46,12 +46,13 @@ def observation_bytes(text: str) -> float:
     found = _SHAPE.fullmatch(text.strip())
     try:
         assert found is not None
-        size = np.dtype(found["dtype"] or "float32").itemsize
+        dtype = np.dtype(found["dtype"] or "float32")
+        assert dtype.kind in "biuf"
     except (AssertionError, TypeError) as error:
         raise UsageError(
             f"--observation: expected a shape and a dtype, as in 84x84x4:uint8 or 17:float32, got {text!r}"
         ) from error
-    return float(math.prod(map(int, found["shape"].split("x"))) * size)
+    return positive("--observation", float(math.prod(map(int, found["shape"].split("x")))) * dtype.itemsize)
 
 
 def memory_bytes(observation: float) -> float:
@@ -77,7 +78,21 @@ def parse_machine(text: str) -> MachineType:
 
 def with_unit(number: float, unit: str) -> str:
     """28.2 MB, 10 GB."""
-    for prefix, factor in reversed(_UNITS.items()):
-        if number >= factor and (factor > 1 or number < 1e3):
-            return f"{number / factor:.3g} {prefix}{unit}"
-    return f"{number:.3g} {unit}"
+    rounded = float(f"{number:.3g}")  # 999.6 KB are 1 MB
+    prefix, factor = next(((one, size) for one, size in reversed(_UNITS.items()) if rounded >= size), ("", 1.0))
+    return f"{counted(rounded / factor)} {prefix}{unit}"
+
+
+def counted(number: float) -> str:
+    """64,000; 0.4: whole from 100 on, three digits of what is smaller."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def with_digits(number: float, digits: int) -> str:
+    """With so many digits, or with more if little would be left of it."""
+    return f"{number:.3g}" if 0 < number < 10.0 ** (1 - digits) else f"{number:,.{digits}f}"
+
+
+def price_of(per_hour: float, per_million: float) -> str:
+    """What machines cost."""
+    return f"{with_digits(per_hour, 2)} an hour, {with_digits(per_million, 4)} a million steps"

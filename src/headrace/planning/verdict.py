@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from headrace.planning.cycle import AHEAD, Cycle, cycle_of
 from headrace.planning.evidence import FEWEST_RECORDS, FEWEST_SECONDS, Evidence, is_crowded
@@ -153,7 +154,7 @@ def _evidence(name: str, e: Evidence, cycle: Cycle) -> str:
         slow = f"a step of env {_listed(e.slow_envs)} takes {_time(e.slow_env_s)}"
         return f"{slow}, one of the others {_time(e.usual_env_s)}"
     if name == STRAGGLERS:
-        busy_s = max(one.busy for one in e.workers)
+        busy_s = fmean(one.busy for one in e.workers)
         return f"the slowest worker of an update needs {_time(e.busiest_s)}, each of them {_time(busy_s)} on average"
     if name == INTERPRETER:
         cpu_s, count = sum(one.cpu for one in e.workers), len(e.workers)

@@ -59,6 +59,22 @@ def test_what_the_numbers_do_not_answer_is_left_out(capsys: pytest.CaptureFixtur
     assert not [word for word in ("surplus", "policy to the data", "cheapest") if word in said]
 
 
+def test_small_numbers_keep_their_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    """A simulator that takes 2.5 s a step; by hand: 2 s x 8 minibatches x 4 epochs for 16 steps are 0.25 a second."""
+    learner = ["--batch", "2", "--update-ms", "2000", "--rollout", "16", "--n-epochs", "4"]
+    assert main(["plan", *learner, "--actor-sps", "0.4", "--transition", "2499B", "--actor-price", "0.001"]) == 0
+    said = capsys.readouterr().out
+    for part in (
+        "PPO's own demand    0.25 transitions/s",
+        "an actor supplies   0.4 steps/s",
+        "bandwidth           1 KB/s an actor, 1 KB/s all",  # 999.6
+        "price               0.001 an hour",
+        "surplus             0.15 transitions/s",
+        "rate of the whole   0.25 steps/s",
+    ):
+        assert part in said
+
+
 @pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.PDF", b"%PDF"), ("a.png", b"\x89PNG")])
 def test_a_picture_is_what_its_name_says(name: str, start: bytes, tmp_path: Path) -> None:
     assert main([*FOUNDING, "--plot", str(tmp_path / name)]) == 0
@@ -78,6 +94,8 @@ def test_the_note_of_a_picture_lies_on_no_line(actors: int, monkeypatch: pytest.
     draw_plan(job, size(job))
     (axes,) = drawn[0].axes
     assert axes.get_title("left").startswith(f"{actors} actor{'s' * (actors > 1)}: ")
+    assert axes.get_ylim()[1] > 2.5e9 / 28_251, "the link is in the picture, where actors may reach it"
+    assert axes.get_legend() is None, "it stands below the panel: lines may run anywhere in that"
     assert not axes.texts, "among the lines it crosses one of them sooner or later"
 
 
@@ -104,6 +122,14 @@ def test_what_is_not_bounded_is_null_in_json(tmp_path: Path) -> None:
         ),
         ([*FOUNDING, "--observation", "4", "--transition", "5MB"], "--observation, --transition: expected one of them"),
         ([*FOUNDING, "--n-epochs", "0"], "--n-epochs: expected a number larger than 0, got 0"),
+        (
+            ["plan", "--batch", "1", "--update-ms", "1e-300", "--actor-sps", "1e-300"],
+            "--update-ms: expected a number bet",
+        ),
+        ([*FOUNDING, "--actors", "1" + 400 * "0"], "--actors: expected a number between 1e-18 and 1e+18"),
+        ([*FOUNDING, "--transition", "1" + 40 * "0", "--link", "1B"], "--transition: expected a number between"),
+        ([*FOUNDING, "--observation", "0x4"], "--observation: expected a number larger than 0"),
+        ([*FOUNDING, "--observation", "4:object"], "--observation: expected a shape and a dtype"),
         ([*FOUNDING, "--actors", "0"], "--actors: expected a number larger than 0, got 0"),
         (["plan", "--measure", "No-v0", "--batch", "0"], "--batch: expected a number larger than 0, got 0"),
         (["plan", "--measure", "No-v0", "--n-envs", "0"], "--n-envs: expected a number larger than 0, got 0"),

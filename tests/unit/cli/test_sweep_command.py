@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main
+from headrace.planning.sweep import Point, curve_of
 
 
 def test_a_small_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,6 +31,22 @@ def test_a_small_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (device["knee"], device["is_still_rising"]) == (8, True)
     assert max(device["points"][0]["sps"]) <= 1 / 0.020
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("rate", [9.3, 3_000.0, 21_500.0, 78_000.0])
+def test_a_picture_has_every_curve_and_says_how_high_it_is(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    from headrace.views.sweep_figure import draw_sweep
+
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1])
+    draw_sweep("an environment", [curve_of(f"curve {n}", [Point(2, (rate,))]) for n in range(15)])
+    (axes,) = drawn[0].axes
+    least, most = axes.get_ylim()
+    assert len(axes.get_legend().get_texts()) == 15
+    assert [tick for tick in axes.get_yticks() if least <= tick <= most]
 
 
 def test_a_sweep_with_a_policy_that_remembers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from headrace.envs import serial
+from headrace.planning import evidence
 from headrace.planning import verdict as causes
 from headrace.planning.advice import advise
 from headrace.planning.cycle import worker_of
@@ -79,6 +81,45 @@ class TestEvidence:
         seen = evidence_of([record(n, **times, **{"time/wait": 0.9}) for n in range(1, 12)], config, {"where": where})
         assert sum(judge(seen).shares.values()) < 1.01
         assert all(math.isfinite(one.sps) for one in advise(seen))
+
+    @pytest.mark.parametrize("rows", [32, 64, 128, 1000])
+    @pytest.mark.parametrize(("first_s", "each_s", "named"), [(0.4, 1e-5, ()), (0.01, 0.01, (3,)), (0.05, 0.01, (3,))])
+    def test_a_single_slow_step_is_no_slow_env(
+        self, rows: int, first_s: float, each_s: float, named: tuple[int, ...]
+    ) -> None:
+        """What a record has is a mean that keeps 7 of 8 parts at every timed row, as envs/serial does it."""
+        slowest_s, records = first_s, list[dict[str, float]]()
+        for row in range(1, 4001):
+            if row % serial._TIMED_ROWS == 0:
+                slowest_s += (each_s - slowest_s) / serial._FEW
+            if row % rows == 0:
+                times = {"envs/slowest": 3.0, "envs/slowest_s": slowest_s, "envs/median_s": 1e-6, "time/env": 1.0}
+                records.append(record(row // rows, **times) | {"time/total_timesteps": 8.0 * row})
+        seen = evidence_of(records[:60], {"topology": {"n_envs": 8}}, {})
+        assert seen.slow_envs == (named if len(records) > 4 else ())
+
+    def test_what_is_known_of_timed_rows_is_so(self) -> None:
+        assert (evidence._TIMED_ROWS, evidence._KEPT) == (serial._TIMED_ROWS, 1 - 1 / serial._FEW)
+
+    @pytest.mark.parametrize(
+        ("times", "verdict"),
+        [
+            ([0.9] * 13, causes.IMBALANCE),
+            ([0.8, 1.0, 0.7, 0.9, 1.2, 0.4, 0.9, 0.8, 1.1, 0.6, 0.9, 1.3, 0.5], causes.IMBALANCE),
+            ([0.1] * 5 + [9.0] + [0.1] * 7, causes.STRAGGLERS),
+            ([0.1, 0.1, 1.8, 0.1, 0.1, 3.3, 0.1, 0.1, 0.1, 0.1, 2.1, 0.1, 0.1], causes.STRAGGLERS),
+        ],
+    )
+    def test_a_worker_that_is_late_now_and_then_may_be_so_by_chance(self, times: list[float], verdict: str) -> None:
+        records = [
+            record(n, **{"time/wait": max(own_s, 0.1), "worker_0/env_s": 0.1, "worker_1/env_s": own_s})
+            for n, own_s in enumerate(times, 1)
+        ]
+        where = {"where": {"topology": "processes", "workers": 2}}
+        found = judge(evidence_of(records, {"topology": {"n_envs": 8}}, where))
+        assert found.names[0] == verdict
+        if times == [0.1] * 5 + [9.0] + [0.1] * 7:  # 0.1 s and 10.1 s / 12: half of their sum
+            assert "842 ms, each of them 471 ms on average" in found.causes[0].evidence
 
     def test_environments_that_are_slow_in_turns_are_not_slow_envs(self) -> None:
         records = [

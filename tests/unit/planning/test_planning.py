@@ -139,6 +139,9 @@ def test_the_cheapest_fleet_is_the_cheapest_of_all() -> None:
         )
         assert (best.price_per_hour, best.sps) == pytest.approx(((lowest := min(every))[0], -lowest[1]))
     assert per_million_steps(3.6, 1_000) == pytest.approx(1.0)
+    many = [MachineType("a", 0.0004, 10), MachineType("b", 0.0031, 80), MachineType("c", 0.0005, 13)]
+    best = cheapest(64_000, [*many, MachineType("d", 0.01, 300)])  # 213 d leave 100: 7 c and 1 a
+    assert (best.machines, best.price_per_hour) == ({"d": 213, "c": 7, "a": 1}, pytest.approx(2.1339))
     with pytest.raises(UsageError, match="no fleet"):
         cheapest(1e6, [MachineType("large", 0.30, 7_000, at_most=3)])
 

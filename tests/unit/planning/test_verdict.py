@@ -109,6 +109,10 @@ class TestVerdict:
         one = run((busy(env=0.1), busy(env=0.74)), wait=0.74, sgd=0.02)
         assert judge(replace(one, slow_envs=(0,), slow_env_s=0.0101, usual_env_s=0.0001)).names[0] == causes.IMBALANCE
 
+    def test_a_slow_env_whose_worker_takes_no_longer_than_the_others_is_none(self) -> None:
+        one = run((busy(env=0.8), busy(env=0.8)), wait=0.8, sgd=0.02)
+        assert judge(replace(one, slow_envs=(7,), slow_env_s=0.01, usual_env_s=0.0001)).names == (causes.ENV,)
+
     def test_a_different_worker_is_late_each_time(self) -> None:
         late = replace(run((busy(env=0.3), busy(env=0.3)), wait=0.9, sgd=0.05), busiest_s=0.9)
         assert judge(late).names == (causes.STRAGGLERS, causes.ENV)
