@@ -16,6 +16,7 @@ from headrace.agents.engines.scripted import Latency, scripted
 from headrace.agents.engines.tiny import tiny_codec, tiny_model
 from headrace.agents.records import EpisodeError
 from headrace.agents.serve import RunningServer
+from headrace.errors import UsageError
 
 CODEC = tiny_codec(["Say one or two. number 17 <think>abc</think><answer>one || two</answer>"] * 4, 300)
 PROMPT = "Actions: one, two\nAnswer as <think>your thoughts</think><answer>action || action</answer>"
@@ -105,6 +106,14 @@ def test_many_at_the_same_time(engine: Engine) -> None:
     with ThreadPoolExecutor(8) as pool:
         got = list(pool.map(lambda request: engine.submit(request).result(30), requests))
     assert got == want
+
+
+@pytest.mark.parametrize("version", [-1, 1.5, True, 1 << 31])
+def test_a_version_that_records_cant_hold_is_refused(engine: Engine, version: int) -> None:
+    weights = tiny_model(CODEC.vocabulary, 4)
+    with pytest.raises(UsageError, match=f"version: expected a whole number from 0 to 2147483647, got {version}"):
+        engine.publish(weights, version)
+    assert engine.version == 0
 
 
 def test_statistics_count(engine: Engine) -> None:

@@ -116,6 +116,14 @@ def test_a_system_message_is_part_of_the_conversation(tmp_path: Path) -> None:
     assert ragen_batch(groups, 0)["messages_list"][0][0]["role"] == "system"
 
 
+def test_two_plays_of_a_group_are_not_mixed_into_one(tmp_path: Path) -> None:
+    with hr.AgentRollouts([spec(Counting)], backend="sequential", group_size=2) as rollouts:
+        groups = rollouts.run(1)
+    with pytest.raises(UsageError, match=r"expected every number once, got group 0 more than once"):
+        write_parquet([*groups, *groups], tmp_path / "a.parquet")
+    assert not list(tmp_path.iterdir())
+
+
 def test_text_that_is_none_reaches_every_file(tmp_path: Path) -> None:
     """Lone surrogates, in what an environment raised or a model said, are spelt out, not the end of the records."""
 

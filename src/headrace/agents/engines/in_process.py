@@ -33,6 +33,7 @@ from headrace.agents.engines.away import Away
 from headrace.agents.engines.cache import CHUNK, Places
 from headrace.agents.engines.passes import READERS, Generation, Passes, draw, require_model
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of
+from headrace.agents.engines.weight_updates import next_version
 from headrace.agents.records import ENGINE, EpisodeError
 from headrace.clock import now_s
 from headrace.errors import HeadraceError, UsageError, whole
@@ -115,8 +116,7 @@ class InProcessEngine:
         fresh = {name: tensor.detach().clone() for name, tensor in state.items()}
         with self._changed:
             self._passes.require_fitting(fresh)
-            self._weights = fresh
-            self.version = self.version + 1 if version is None else version
+            self.version, self._weights = next_version(self.version, version), fresh
             if self._thread is None or not self._thread.is_alive():
                 self._take_over()
             self._changed.notify()

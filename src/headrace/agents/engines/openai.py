@@ -32,6 +32,7 @@ from headrace.agents.engines.weight_updates import (
     HeadraceUpdates,
     StaleError,
     Updates,
+    next_version,
     packed,
     require_fresh,
     token_versions,
@@ -129,7 +130,8 @@ class OpenAIEngine:
 
     def publish(self, weights: Any, version: int | None = None) -> int:
         """A model, a state_dict, or a path at the servers. Servers that are away get them before they are asked."""
-        return self._run(self._fleet.publish(packed(weights), self.version + 1 if version is None else version))
+        number = next_version(self.version, version)
+        return self._run(self._fleet.publish(packed(weights), number))
 
     def outage(self) -> str:
         """Who is waited for, if no server can be asked; OutageError if that takes longer than outage_s."""

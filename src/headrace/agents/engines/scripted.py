@@ -19,6 +19,7 @@ import numpy as np
 from headrace.agents.codec import ByteCodec, Codec
 from headrace.agents.engines.batching import Batched, Batching
 from headrace.agents.engines.protocol import Completion, Request
+from headrace.agents.engines.weight_updates import next_version
 from headrace.agents.records import EpisodeError
 from headrace.errors import UsageError, require_types
 from headrace.keywords import in_words
@@ -88,7 +89,7 @@ class ScriptedModel:
 
     def publish(self, weights: Any, version: int | None = None) -> int:
         """A script has no weights; what it says from now on is a new version's."""
-        self.version = self.version + 1 if version is None else version
+        self.version = next_version(self.version, version)
         return self.version
 
     def close(self) -> None:

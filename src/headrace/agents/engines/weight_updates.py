@@ -105,6 +105,14 @@ def unpacked(data: bytes) -> dict[str, Any]:
     return state
 
 
+def next_version(latest: int, wanted: int | None) -> int:
+    """The version that weights get which are published now: the next one, or the one that is asked for."""
+    version = latest + 1 if wanted is None else wanted
+    if type(version) is not int or not 0 <= version <= MOST_VERSION:
+        raise UsageError(f"version: expected a whole number from 0 to {MOST_VERSION}, got {version!r:.80}")
+    return version
+
+
 def token_versions(reply: Any, count: int, known: int) -> list[int]:
     """The version of each of an answer's tokens; of a server that says nothing, the one it is known to have."""
     told = reply["choices"][0].get("token_versions")

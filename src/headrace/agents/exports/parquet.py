@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,11 @@ def write_parquet(groups: Group | Iterable[Group], path: str | os.PathLike[str],
         given.require("codec", codec, "the engine's codec", "eos_id", "encode")
     if not path.parent.is_dir():
         raise UsageError(f"path: expected a file in an existing directory, got {str(path)!r}")
+    twice = sorted(number for number, plays in Counter(group.number for group in groups).items() if plays > 1)
+    if twice:
+        raise UsageError(
+            f"groups: expected every number once, got group {twice[0]} more than once; write each play to its own file"
+        )
     rows = [_row(group, episode) for group in sorted(groups, key=lambda one: one.number) for episode in group.episodes]
     table = pa.Table.from_pylist(rows, schema=_schema(pa))
     if codec is not None:
