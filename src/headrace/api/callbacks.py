@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -175,6 +175,12 @@ class Logger:
             count, before = self._counts.get(key, 0), self.name_to_value.get(key, 0.0)
             self.record(key, value if not count else before + (value - before) / (count + 1))
             self._counts[key] = count + 1
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"logger has no attribute {name!r}: it has record, record_mean and name_to_value; files are written where "
+            f"tensorboard_log or learn(run_dir=...) says"
+        )
 
     def dump(self, step: int = 0) -> None:
         """Entries are written with every update."""

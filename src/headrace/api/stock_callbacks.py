@@ -32,9 +32,8 @@ class CheckpointCallback(BaseCallback):
     ) -> None:
         super().__init__(verbose)
         self.save_freq = whole("save_freq", save_freq, 1)
-        for name, given in (("save_replay_buffer", save_replay_buffer), ("save_vecnormalize", save_vecnormalize)):
-            if given:
-                raise UsageError(f"{name}: there is none; a checkpoint holds all that a run needs to go on")
+        if save_replay_buffer:  # save_vecnormalize: what normalises is saved anyway
+            raise UsageError("save_replay_buffer: there is none; a checkpoint holds all that a run needs to go on")
         self.save_path, self.name_prefix = Path(save_path), name_prefix
         self._home = Path().absolute()  # environments may change the working directory
 
