@@ -164,6 +164,7 @@ def test_an_error_from_within_a_call_stays_as_it_is() -> None:
     ("words", "said"),
     [
         (["--anneal-lr"], "unknown option --anneal-lr: --learning-rate lin_3e-4 falls linearly to 0"),
+        (["--no-clip-vloss"], "unknown option --no-clip-vloss: leave it out (--clip-range-vf 0.2 does it)"),
         (["--eval-freq", "100"], "unknown option --eval-freq: --eval-every is the number of steps"),
         (["--tensorboard-log=logs"], "every run directory has TensorBoard files; --run-dir says where"),
         (["--num_minibatches=4"], "--batch-size is the size of one minibatch"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -540,6 +542,8 @@ def test_means_of_what_callbacks_record() -> None:
         assert records[1]["mine/row"] == 7.5
         with pytest.raises(UsageError, match=r"logger.record\('mine/text', ...\): expected a number, got str"):
             model.logger.record("mine/text", "much")
+        with pytest.raises(UsageError, match=r"record\['mine/text'\]: expected a number, got str"):
+            model.learn(ROLLOUT, callback=lambda record: record.update({"mine/text": "much"}))
 
 
 def test_checkpoint_callback_with_all_of_sb3s_arguments(tmp_path: Path) -> None:
@@ -596,6 +600,9 @@ def test_attributes_of_sb3s_models() -> None:
         for name in ("ent_coef", "n_steps", "seed"):
             with pytest.raises(UsageError, match=rf"{name} can't be set, .* given to PPO\(...\) or load\(path, ...\)"):
                 setattr(model, name, 1)
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"can't be copied or pickled: model.save\(folder\) and PPO.load"):
+                copied(model)
         model.mine = 3
         assert model.mine == 3
         with pytest.raises(

@@ -156,7 +156,9 @@ def extractors_given(kwargs: Mapping[str, Any] | None) -> Extractors | None:
     for leaf, one in options.items():
         if leaf not in classes or not isinstance(one, Mapping):
             raise UsageError(f"{KWARGS}: expected a dictionary for each of {', '.join(classes)}, got {options!r}")
-    return Extractors(dict(classes), {leaf: dict(one) for leaf, one in options.items()})
+    return Extractors(
+        dict(classes), {leaf: {key: plain(value) for key, value in one.items()} for leaf, one in options.items()}
+    )
 
 
 def _name_of(policy: Module) -> str:

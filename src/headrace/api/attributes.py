@@ -33,6 +33,11 @@ class Sb3Attributes:
                 return getattr(model.get_env(), name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{attribute_hint(name)}")
 
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            f"a model can't be copied or pickled: model.save(folder) and {type(self).__name__}.load(folder)"
+        )
+
     def __setattr__(self, name: str, value: Any) -> None:
         parts = vars(self).get("_parts")
         if parts is not None and name in (*_PLACED, *_PLAYED, "seed", *_options(parts.config.algorithm)):
