@@ -305,6 +305,14 @@ def test_tensorboard_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert list((tmp_path / "tb" / name).glob("events.out.tfevents.*")), name
 
 
+def test_a_run_of_tensorboard_may_have_a_folder_in_its_name(tmp_path: Path) -> None:
+    for _ in range(2):
+        with hr.PPO("MlpPolicy", "CartPole-v1", tensorboard_log=tmp_path, **SMALL) as model:
+            model.learn(ROLLOUT, tb_log_name="group/first")
+            model.learn(ROLLOUT, tb_log_name="group/first")
+    assert {path.name for path in (tmp_path / "group").iterdir()} == {"first_1", "first_2"}
+
+
 def test_log_interval(tmp_path: Path) -> None:
     with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
         model.learn(6 * ROLLOUT, log_interval=3, run_dir=tmp_path / "run")

@@ -301,11 +301,11 @@ def folder(name: str, given: Any) -> Path:
 
 def next_folder(folder: Path, name: str) -> Path:
     """The next of <folder>/<name>_1, <name>_2 ..., as Stable-Baselines3 numbers them."""
-    taken = [path.name.removeprefix(f"{name}_") for path in folder.glob(f"{name}_*")]
+    taken = [path.name.removeprefix(f"{Path(name).name}_") for path in folder.glob(f"{name}_*")]
     return folder / f"{name}_{1 + max((int(one) for one in taken if one.isdecimal()), default=0)}"
 
 
 def log_run(home: Path, last: Path | None, name: str, default: str) -> Path:
     """The folder of a learn in tensorboard_log: the last one, unless there is none or it has another name."""
-    goes_on = last is not None and name in ("", last.name.rpartition("_")[0])
+    goes_on = last is not None and name in ("", str(last.relative_to(home)).rpartition("_")[0])
     return last if last is not None and goes_on else next_folder(home, name or default)
