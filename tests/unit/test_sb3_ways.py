@@ -516,19 +516,23 @@ def test_lists_of_callbacks_as_an_object() -> None:
     assert "time/fps" in counts.locals["record"]
 
 
-def test_further_reasons_to_stop() -> None:
+def test_further_reasons_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
     with hr.PPO("MlpPolicy", Paid, **SMALL) as model:
-        model.learn(50 * ROLLOUT, callback=hr.StopTrainingOnMaxEpisodes(4))  # for each environment, so 16 in all
+        model.learn(
+            50 * ROLLOUT, callback=hr.StopTrainingOnMaxEpisodes(4, verbose=1)
+        )  # for each environment, so 16 in all
         assert model.num_timesteps == 2 * ROLLOUT
+    assert capsys.readouterr().out == "Training ends: 16 episodes after 80 steps\n"
     every, counts = hr.EveryNTimesteps(40, inner := Counts()), Counts()
     with hr.PPO("MlpPolicy", Paid, **SMALL) as model:
         model.learn(2 * ROLLOUT, callback=[every, counts])
     assert inner.seen == [40, 80, 120]
-    stale = hr.StopTrainingOnNoModelImprovement(max_no_improvement_evals=2, min_evals=1)
+    stale = hr.StopTrainingOnNoModelImprovement(max_no_improvement_evals=2, min_evals=1, verbose=1)
     evaluations = hr.EvalCallback(callback_after_eval=stale, eval_freq=16, n_eval_episodes=1, verbose=0)
     with hr.PPO("MlpPolicy", Paid, **SMALL) as model:  # its return is always 5
         model.learn(50 * ROLLOUT, callback=evaluations)
         assert model.num_timesteps == 4 * ROLLOUT
+    assert capsys.readouterr().out == "Training ends: no new best mean reward in 3 evaluations\n"
     assert evaluations.evaluations_timesteps == [64, 128, 192, 256]
     assert evaluations.evaluations_results == [[5.0]] * 4
 
