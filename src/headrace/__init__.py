@@ -9,6 +9,7 @@ Nothing heavy is imported until it is used.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -83,7 +84,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         from headrace.api.other_names import module_hint
 
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}{module_hint(name)}")
+        hint = module_hint(name)
+        if hint and sys._getframe(1).f_code.co_name == "_handle_fromlist":  # from headrace import ...
+            raise ImportError(f"cannot import name {name!r} from 'headrace'{hint}", name=name)
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}{hint}")
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from copy import copy
 from operator import index
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from headrace.plain_text import MAX_ERROR, shortened
 
@@ -40,8 +40,10 @@ class ConsentError(UsageError):
 def require_types(options: object, kinds: dict[type, tuple[str, ...]]) -> None:
     """Refuse options of the wrong type by name: {int: ("n_steps", ...), float: (...)}; an int is a float too.
 
-    None is for options whose default it is.
+    None is for options whose default it is. Numbers of numpy and torch become Python's, which files can hold.
     """
+    for name, value in list(vars(options).items()):
+        object.__setattr__(options, name, plain(value))
     for kind, names in kinds.items():
         for name in names:
             value = getattr(options, name)
@@ -51,6 +53,11 @@ def require_types(options: object, kinds: dict[type, tuple[str, ...]]) -> None:
             if is_bool or not isinstance(value, (int, float) if kind is float else kind):
                 what = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}[kind]
                 raise UsageError(f"{name}: expected {what}, got {value!r}")
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy or torch as one of Python's; anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 def whole(name: str, value: object, least: int, expected: str = "") -> int:

@@ -71,6 +71,7 @@ class SessionConfig:
     """Seconds without an update after which log.txt gets the stack of every thread; the run goes on. 0 for never."""
 
     def __post_init__(self) -> None:
+        require_types(self, {float: ("stop_reward", "stall_after_s")})
         for name, least in (
             ("total_timesteps", 1),
             ("log_interval", 1),
@@ -84,7 +85,6 @@ class SessionConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise UsageError(f"{name}: expected a whole number of at least {least}, got {value!r}")
-        require_types(self, {float: ("stop_reward", "stall_after_s")})
         stall_after_s: Any = self.stall_after_s
         if stall_after_s is None or not 0 <= stall_after_s <= 1e6:
             raise UsageError(f"stall_after_s: expected 0 to 1,000,000 seconds, got {stall_after_s!r}")

@@ -87,6 +87,8 @@ def test_a_device_that_is_not_there_is_one_sentence() -> None:
 def test_names_of_other_libraries(model: hr.PPO) -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'make_vec_env'; pass the id to hr.PPO, with n_envs="):
         hr.make_vec_env  # noqa: B018
+    with pytest.raises(ImportError, match=r"name 'make_vec_env' from 'headrace'; pass the id to hr.PPO, with n_envs="):
+        from headrace import make_vec_env  # noqa: F401
     with pytest.raises(AttributeError, match=r"PPO has no attribute 'set_env'; save it, and PPO.load\(path, env=...\)"):
         model.set_env(1)
     with pytest.raises(AttributeError, match=r"PPO has no attribute 'colour'$"):
@@ -162,6 +164,9 @@ def test_an_error_from_within_a_call_stays_as_it_is() -> None:
     ("words", "said"),
     [
         (["--anneal-lr"], "unknown option --anneal-lr: --learning-rate lin_3e-4 falls linearly to 0"),
+        (["--no-clip-vloss"], "unknown option --no-clip-vloss: leave it out (--clip-range-vf 0.2 does it)"),
+        (["--eval-freq", "100"], "unknown option --eval-freq: --eval-every is the number of steps"),
+        (["--tensorboard-log=logs"], "every run directory has TensorBoard files; --run-dir says where"),
         (["--num_minibatches=4"], "--batch-size is the size of one minibatch"),
         (["--lstm-hidden-size", "8"], "lstm_hidden_size: it is for recurrent policies such as MlpLstmPolicy"),
         (["--cnn", "small"], "cnn: MlpPolicy has no convolutions"),

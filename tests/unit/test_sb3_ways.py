@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -12,11 +14,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.wrappers import FrameStackObservation
 
 import headrace as hr
 from headrace.envs.instances import Copies, spec_of
-from headrace.errors import UsageError
+from headrace.errors import CheckpointError, UsageError
 from support.command import PATHS
 from support.faulty_envs import Steady
 
@@ -245,6 +248,8 @@ def test_get_env_steps_as_sb3_does() -> None:
         assert vec_env.get_attr("_length") == [2, 5, 5, 5]
         with pytest.raises(UsageError, match="expected 4 actions, one for each environment, got 2"):
             vec_env.step([0, 0])
+        with pytest.raises(UsageError, match="expected 4 actions, one for each environment, got 0"):
+            vec_env.step(0)
         vec_env.close()
 
 
@@ -278,7 +283,7 @@ def test_unknown_options_get_suggestions_and_no_class_names(call: Any, words: st
     assert "Config" not in str(caught.value)
 
 
-def test_tensorboard_log(tmp_path: Path) -> None:
+def test_tensorboard_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run directory per call of learn, numbered as SB3 does; it goes on in the last one unless steps begin anew."""
     with hr.PPO("MlpPolicy", "CartPole-v1", tensorboard_log=tmp_path / "tb", **SMALL) as model:
         model.learn(ROLLOUT)
@@ -287,9 +292,25 @@ def test_tensorboard_log(tmp_path: Path) -> None:
         assert model.num_timesteps == 2 * ROLLOUT
         model.learn(ROLLOUT, tb_log_name="first", reset_num_timesteps=True)
         assert model.num_timesteps == ROLLOUT
-    assert {path.name for path in (tmp_path / "tb").iterdir()} == {"PPO_1", "first_1"}
-    for name in ("PPO_1", "first_1"):
+        model.learn(ROLLOUT, tb_log_name="second", reset_num_timesteps=False)  # as on SB3's page about TensorBoard
+        model.learn(ROLLOUT, tb_log_name="second", reset_num_timesteps=False)
+        assert model.num_timesteps == 3 * ROLLOUT
+        model.save(tmp_path / "model")
+    with hr.PPO.load(tmp_path / "model", tensorboard_log=tmp_path / "tb", verbose=1) as model:
+        model.learn(ROLLOUT)
+    assert "step 256/256" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "tb").iterdir()} == {"PPO_1", "first_1", "second_1", "PPO_2"}
+    assert len((tmp_path / "tb" / "second_1" / "metrics.jsonl").read_text().splitlines()) == 2
+    for name in ("PPO_1", "first_1", "second_1", "PPO_2"):
         assert list((tmp_path / "tb" / name).glob("events.out.tfevents.*")), name
+
+
+def test_a_run_of_tensorboard_may_have_a_folder_in_its_name(tmp_path: Path) -> None:
+    for _ in range(2):
+        with hr.PPO("MlpPolicy", "CartPole-v1", tensorboard_log=tmp_path, **SMALL) as model:
+            model.learn(ROLLOUT, tb_log_name="group/first")
+            model.learn(ROLLOUT, tb_log_name="group/first")
+    assert {path.name for path in (tmp_path / "group").iterdir()} == {"first_1", "first_2"}
 
 
 def test_log_interval(tmp_path: Path) -> None:
@@ -495,19 +516,23 @@ def test_lists_of_callbacks_as_an_object() -> None:
     assert "time/fps" in counts.locals["record"]
 
 
-def test_further_reasons_to_stop() -> None:
+def test_further_reasons_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
     with hr.PPO("MlpPolicy", Paid, **SMALL) as model:
-        model.learn(50 * ROLLOUT, callback=hr.StopTrainingOnMaxEpisodes(4))  # for each environment, so 16 in all
+        model.learn(
+            50 * ROLLOUT, callback=hr.StopTrainingOnMaxEpisodes(4, verbose=1)
+        )  # for each environment, so 16 in all
         assert model.num_timesteps == 2 * ROLLOUT
+    assert capsys.readouterr().out == "Training ends: 16 episodes after 80 steps\n"
     every, counts = hr.EveryNTimesteps(40, inner := Counts()), Counts()
     with hr.PPO("MlpPolicy", Paid, **SMALL) as model:
         model.learn(2 * ROLLOUT, callback=[every, counts])
     assert inner.seen == [40, 80, 120]
-    stale = hr.StopTrainingOnNoModelImprovement(max_no_improvement_evals=2, min_evals=1)
+    stale = hr.StopTrainingOnNoModelImprovement(max_no_improvement_evals=2, min_evals=1, verbose=1)
     evaluations = hr.EvalCallback(callback_after_eval=stale, eval_freq=16, n_eval_episodes=1, verbose=0)
     with hr.PPO("MlpPolicy", Paid, **SMALL) as model:  # its return is always 5
         model.learn(50 * ROLLOUT, callback=evaluations)
         assert model.num_timesteps == 4 * ROLLOUT
+    assert capsys.readouterr().out == "Training ends: no new best mean reward in 3 evaluations\n"
     assert evaluations.evaluations_timesteps == [64, 128, 192, 256]
     assert evaluations.evaluations_results == [[5.0]] * 4
 
@@ -529,10 +554,12 @@ def test_means_of_what_callbacks_record() -> None:
         assert records[1]["mine/row"] == 7.5
         with pytest.raises(UsageError, match=r"logger.record\('mine/text', ...\): expected a number, got str"):
             model.logger.record("mine/text", "much")
+        with pytest.raises(UsageError, match=r"record\['mine/text'\]: expected a number, got str"):
+            model.learn(ROLLOUT, callback=lambda record: record.update({"mine/text": "much"}))
 
 
 def test_checkpoint_callback_with_all_of_sb3s_arguments(tmp_path: Path) -> None:
-    hr.CheckpointCallback(8, str(tmp_path), "rl_model", False, False, 2)
+    hr.CheckpointCallback(8, str(tmp_path), "rl_model", False, True, 2)
     with pytest.raises(UsageError, match="save_replay_buffer: there is none"):
         hr.CheckpointCallback(8, str(tmp_path), save_replay_buffer=True)
     for wrong in (0, "x", None):
@@ -554,3 +581,74 @@ def test_get_env_is_one_object_that_evaluate_policy_takes() -> None:
         assert watched.last_mean_reward == 5.0
         vec_env.close()
         assert model.get_env() is not vec_env
+
+
+def test_get_env_makes_more_of_its_environments(tmp_path: Path) -> None:
+    """SB3's page about policies: load(path, env=model.get_env()), and a second model over the same environments."""
+    with hr.PPO("MlpPolicy", "CartPole-v1", env_kwargs={"max_episode_steps": 7}, **SMALL) as model:
+        model.learn(ROLLOUT)
+        model.save(tmp_path / "model")
+        vec_env, weights = model.get_env(), model.result.weights_sha256
+        with hr.PPO("MlpPolicy", vec_env, **{name: SMALL[name] for name in SMALL if name != "n_envs"}) as second:
+            assert second.n_envs == SMALL["n_envs"]
+            second.learn(ROLLOUT)
+            assert second.result.weights_sha256 == weights
+        model.learn(ROLLOUT)
+        with hr.PPO.load(tmp_path / "model", env=vec_env) as loaded:
+            loaded.learn(ROLLOUT)
+            assert loaded.result.weights_sha256 == model.result.weights_sha256
+            assert hr.evaluate_policy(loaded, n_eval_episodes=2, deterministic=False)[0] <= 7
+        with pytest.raises(UsageError, match="env_kwargs: an instance was made already"):
+            hr.PPO("MlpPolicy", vec_env, env_kwargs={"max_episode_steps": 8})
+
+
+def test_attributes_of_sb3s_models() -> None:
+    """Read, they are what was given; set, they would change nothing, and are refused."""
+    with hr.PPO("MlpPolicy", "CartPole-v1", gamma=0.9, learning_rate="lin_1e-3", **SMALL) as model:
+        assert (model.gamma, model.learning_rate, model.n_epochs) == (0.9, "lin_1e-3", SMALL["n_epochs"])
+        assert (model.n_envs, model.n_steps, model.seed) == (SMALL["n_envs"], SMALL["n_steps"], 1)
+        assert model.observation_space.shape == (4,)
+        assert model.action_space.n == 2
+        for name in ("ent_coef", "n_steps", "seed"):
+            with pytest.raises(UsageError, match=rf"{name} can't be set, .* given to PPO\(...\) or load\(path, ...\)"):
+                setattr(model, name, 1)
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"can't be copied or pickled: model.save\(folder\) and PPO.load"):
+                copied(model)
+        model.mine = 3
+        assert model.mine == 3
+        with pytest.raises(
+            AttributeError, match="logger has no attribute 'output_formats': it has record, record_mean"
+        ):
+            model.logger.output_formats  # noqa: B018
+
+
+def test_a_callback_may_make_the_directory_that_it_saves_to(tmp_path: Path) -> None:
+    """SB3's SaveOnBestTrainingRewardCallback does; what is in a directory is still never overwritten."""
+    (tmp_path / "best").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL) as model:
+        model.learn(ROLLOUT)
+        model.save(tmp_path / "best")
+        with pytest.raises(CheckpointError, match="full exists and is no checkpoint"):
+            model.save(tmp_path / "full")
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
+    hr.PPO.load(tmp_path / "best").close()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    """Also in the files of a run, and with the same weights as Python's numbers."""
+    ints = {name: np.int64(SMALL[name]) for name in ("n_envs", "n_steps", "batch_size", "n_epochs", "seed")}
+    floats = {"learning_rate": np.float64(1e-3), "gamma": np.float32(0.5), "ent_coef": torch.tensor(0.25)}
+    plain = {"learning_rate": 1e-3, "gamma": 0.5, "ent_coef": 0.25}
+    hashes = []
+    for number, options in enumerate((SMALL | ints | floats | {"normalize_advantage": np.bool_(True)}, SMALL | plain)):
+        with hr.PPO("MlpPolicy", "CartPole-v1", **options) as model:
+            model.learn(np.int64(ROLLOUT), run_dir=tmp_path / str(number), log_interval=np.int64(1))
+            model.save(tmp_path / f"model{number}")
+            hashes.append(model.result.weights_sha256)
+        hr.PPO.load(tmp_path / f"model{number}").close()
+    assert hashes[0] == hashes[1]
+    with pytest.raises(UsageError, match=r"n_steps: expected a whole number, got 1\.5"):
+        hr.PPO("MlpPolicy", "CartPole-v1", n_steps=np.float64(1.5))

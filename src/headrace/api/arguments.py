@@ -18,10 +18,12 @@ import gymnasium as gym
 from headrace import presets
 from headrace.api.other_names import learn_hint, option_hint
 from headrace.api.sb3_words import MODEL, POLICY, require_adam, require_nothing
+from headrace.api.vec_env import VecEnv
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.instances import Instance, like
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
-from headrace.errors import UsageError, whole
+from headrace.errors import UsageError, plain, whole
+from headrace.extras import require
 from headrace.keywords import meant
 from headrace.learning.config import PpoConfig
 from headrace.policies.activations import activation_named
@@ -43,11 +45,19 @@ def is_single(env: Any) -> TypeGuard[gym.Env[Any, Any]]:
 
 def number_of(env: Any) -> int | None:
     """How many environments an instance is; None if it is what makes one."""
-    return env.num_envs if isinstance(env, gym.vector.VectorEnv) else 1 if isinstance(env, gym.Env) else None
+    many = isinstance(env, gym.vector.VectorEnv | VecEnv)
+    return env.num_envs if many else 1 if isinstance(env, gym.Env) else None
+
+
+def source_of(env: Any) -> Any:
+    """An instance, or what get_env returned, as what makes more of it; anything else as it is."""
+    if isinstance(env, VecEnv):
+        return env.source
+    return like(env) if isinstance(env, gym.Env | gym.vector.VectorEnv) else env
 
 
 def env_spec(
-    env: EnvSource | EnvSpec | Instance,
+    env: EnvSource | EnvSpec | Instance | VecEnv,
     kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Wrapper] = (),
     action_repeat: int = 1,
@@ -63,12 +73,12 @@ def env_spec(
     given: Any = wrappers
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise UsageError(f"wrappers: expected a list of wrappers, got {wrappers!r}")
-    if isinstance(env, gym.Env | gym.vector.VectorEnv):
+    if isinstance(env, gym.Env | gym.vector.VectorEnv | VecEnv):
         if kwargs:
             raise UsageError(
                 "env_kwargs: an instance was made already; pass its id, or what makes one, with env_kwargs"
             )
-        spec = like(env)
+        spec: EnvSpec = source_of(env)
         return replace(spec, wrappers=(*spec.wrappers, *wrappers), action_repeat=action_repeat)
     if not isinstance(env, EnvSpec):
         return EnvSpec(env, dict(kwargs or {}), tuple(wrappers), action_repeat)
@@ -146,7 +156,9 @@ def extractors_given(kwargs: Mapping[str, Any] | None) -> Extractors | None:
     for leaf, one in options.items():
         if leaf not in classes or not isinstance(one, Mapping):
             raise UsageError(f"{KWARGS}: expected a dictionary for each of {', '.join(classes)}, got {options!r}")
-    return Extractors(dict(classes), {leaf: dict(one) for leaf, one in options.items()})
+    return Extractors(
+        dict(classes), {leaf: {key: plain(value) for key, value in one.items()} for leaf, one in options.items()}
+    )
 
 
 def _name_of(policy: Module) -> str:
@@ -225,7 +237,14 @@ def own_module(policy: str | Module) -> Module | None:
 
 def drawn_seed(seed: int | None) -> int:
     """A seed that was not given is drawn, and recorded with the configuration."""
-    return int.from_bytes(os.urandom(4), "little") if seed is None else seed
+    return int.from_bytes(os.urandom(4), "little") if seed is None else plain(seed)
+
+
+def shown(verbose: Any, tensorboard_log: Any) -> tuple[int, Path | None]:
+    """SB3's keywords that say what is seen of a model's runs."""
+    if tensorboard_log is not None:
+        require("tensorboard", "tensorboard_log")
+    return whole("verbose", verbose, 0), None if tensorboard_log is None else folder("tensorboard_log", tensorboard_log)
 
 
 def require_known(what: str, given: Iterable[str], known: Sequence[str]) -> None:
@@ -282,5 +301,11 @@ def folder(name: str, given: Any) -> Path:
 
 def next_folder(folder: Path, name: str) -> Path:
     """The next of <folder>/<name>_1, <name>_2 ..., as Stable-Baselines3 numbers them."""
-    taken = [path.name.removeprefix(f"{name}_") for path in folder.glob(f"{name}_*")]
+    taken = [path.name.removeprefix(f"{Path(name).name}_") for path in folder.glob(f"{name}_*")]
     return folder / f"{name}_{1 + max((int(one) for one in taken if one.isdecimal()), default=0)}"
+
+
+def log_run(home: Path, last: Path | None, name: str, default: str) -> Path:
+    """The folder of a learn in tensorboard_log: the last one, unless there is none or it has another name."""
+    goes_on = last is not None and name in ("", str(last.relative_to(home)).rpartition("_")[0])
+    return last if last is not None and goes_on else next_folder(home, name or default)

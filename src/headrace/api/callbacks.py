@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -152,6 +152,13 @@ class ConvertCallback(BaseCallback):
         return self.callback(self.locals, self.globals) is not False
 
 
+def _number(what: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{what}: expected a number, got {type(value).__name__}; metrics hold numbers") from error
+
+
 class Logger:
     """What callbacks have recorded since the last update."""
 
@@ -161,12 +168,7 @@ class Logger:
 
     def record(self, key: str, value: Any, exclude: Any = None) -> None:
         """An entry of the next record; `exclude` is for Stable-Baselines3's signature."""
-        try:
-            self.name_to_value[key] = float(value)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"logger.record({key!r}, ...): expected a number, got {type(value).__name__}; metrics hold numbers"
-            ) from error
+        self.name_to_value[key] = _number(f"logger.record({key!r}, ...)", value)
         self._counts.pop(key, None)
 
     def record_mean(self, key: str, value: float | None, exclude: Any = None) -> None:
@@ -175,6 +177,12 @@ class Logger:
             count, before = self._counts.get(key, 0), self.name_to_value.get(key, 0.0)
             self.record(key, value if not count else before + (value - before) / (count + 1))
             self._counts[key] = count + 1
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"logger has no attribute {name!r}: it has record, record_mean and name_to_value; files are written where "
+            f"tensorboard_log or learn(run_dir=...) says"
+        )
 
     def dump(self, step: int = 0) -> None:
         """Entries are written with every update."""
@@ -227,6 +235,9 @@ class Calls:
         """After an update; False ends training. What objects have recorded is in the record afterwards."""
         answers = [function(record) for function in self._functions]  # all are called, whatever the first one says
         goes_on = False not in answers
+        for key, value in record.items() if answers else ():
+            if value is not None:
+                _number(f"record[{key!r}]", value)
         if self._objects:
             goes_on = self._step_through(record, finished) and goes_on
         record.update(self._model.logger.taken())

@@ -16,16 +16,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 import numpy.typing as npt
 
-from headrace.api.arguments import extractors_given, folder, learn_config, next_folder
+from headrace.api.arguments import extractors_given, folder, learn_config, log_run, shown, source_of
+from headrace.api.attributes import Sb3Attributes
 from headrace.api.callbacks import Calls, Logger
 from headrace.api.evaluation import evaluate_parts
 from headrace.api.going_on import config_of, require_retaken
-from headrace.api.other_names import LEARN, OF_CALLS, attribute_hint
+from headrace.api.other_names import LEARN, OF_CALLS
 from headrace.api.plan_text import described, facts, plan_text
 from headrace.api.prediction import predicted
 from headrace.api.tuning import Tuned
@@ -36,7 +37,7 @@ from headrace.checkpoints.run_directory import open_run_dir
 from headrace.checkpoints.snapshot import Snapshot, find_latest, save
 from headrace.collecting.schedule import Schedule
 from headrace.collecting.topology import TopologyConfig
-from headrace.envs.instances import Instance, like, single
+from headrace.envs.instances import Instance, single
 from headrace.envs.spec import EnvSource, EnvSpec
 from headrace.errors import HeadraceError, UsageError
 from headrace.evaluation.in_passing import InPassing
@@ -63,7 +64,7 @@ Array = npt.NDArray[Any]
 Callback = Callable[[Record], bool | None]
 
 
-class Model:
+class Model(Sb3Attributes):
     """A run over environments that headrace builds, seeds and steps."""
 
     algorithm: ClassVar[str | None] = None  # None: any
@@ -129,9 +130,8 @@ class Model:
         config = learn_config(total_timesteps, tb_log_name, log_interval=log_interval, **session)
         directory = None if run_dir is None else folder("run_dir", run_dir)
         if directory is None and self._log_folder is not None:
-            name = tb_log_name or type(self).__name__
-            is_next = reset_num_timesteps or self._log_run is None
-            directory = self._log_run = next_folder(self._log_folder, name) if is_next else self._log_run
+            last = None if reset_num_timesteps else self._log_run
+            directory = self._log_run = log_run(self._log_folder, last, tb_log_name, type(self).__name__)
         more = replace(config, total_timesteps=(not reset_num_timesteps) * self._run.steps + config.total_timesteps)
         calls = Calls(callback, self, more.total_timesteps)
         if reset_num_timesteps:
@@ -212,9 +212,10 @@ class Model:
 
     @classmethod
     @in_words(OF_CALLS)
-    def load(cls, path: str | os.PathLike[str], env: EnvSource | EnvSpec | Instance | None = None,
+    def load(cls, path: str | os.PathLike[str], env: EnvSource | EnvSpec | Instance | VecEnv | None = None,
              policy: Module | None = None, weights_only: bool = False, topology: str | None = None,
              workers: int | str | None = None, trust: bool = False, policy_kwargs: Mapping[str, Any] | None = None,
+             verbose: int = 0, tensorboard_log: str | os.PathLike[str] | None = None,
              **options: Any) -> Self:  # fmt: skip
         """A model from `save`, a checkpoint or a run directory, ready to go on learning bit for bit.
 
@@ -231,9 +232,9 @@ class Model:
         require_sound(snapshot)
         require_retaken(options, snapshot.state["config"]["algorithm"]["name"])
         options |= {"topology": topology, "workers": workers, "extractors": extractors_given(policy_kwargs)}
-        spec = like(env) if isinstance(env, gym.Env | gym.vector.VectorEnv) else env
-        model = cls.from_snapshot(snapshot, spec, policy, weights_only, trust=trust, **options)
-        model._instance = single(env)
+        seen = shown(verbose, tensorboard_log)
+        model = cls.from_snapshot(snapshot, source_of(env), policy, weights_only, trust=trust, **options)
+        model._instance, (model._verbose, model._log_folder) = single(env), seen
         return model
 
     @classmethod
@@ -278,9 +279,6 @@ class Model:
 
     def __repr__(self) -> str:
         return described(type(self).__name__, self._parts, self.num_timesteps)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{attribute_hint(name)}")
 
     def __enter__(self) -> Self:
         return self

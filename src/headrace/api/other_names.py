@@ -77,10 +77,6 @@ _MODEL = {
     "rollout_buffer": "hr.Collector yields rollouts",
     "env": "model.get_env() has environments to play in",
     "device": "the learner's device is learner_device of PPO(...)",
-    "observation_space": "model.get_env().observation_space",
-    "action_space": "model.get_env().action_space",
-    "n_envs": "model.get_env().num_envs",
-    "learning_rate": "options are in model.parts.config.algorithm",
 }
 
 _NO_MORE = "see docs/guides/coming-from-sb3-and-cleanrl.md"
@@ -132,6 +128,10 @@ def flag_hint(flag: str) -> str | None:
         "num-minibatches": "--batch-size is the size of one minibatch: n_envs * n_steps / num_minibatches",
         "clip-vloss": "--clip-range-vf 0.2 does it",
         "capture-video": _INSTEAD["capture_video"],
+        "tensorboard-log": "every run directory has TensorBoard files; --run-dir says where it is",
+        "eval-freq": "--eval-every is the number of steps between evaluations",
+        "save-freq": "--checkpoint-every is the number of steps between checkpoints",
+        "policy-kwargs": "--net-arch, --net-arch-vf, --activation and --no-ortho-init set them",
         "verbose": "the terminal shows a run; --quiet does not",
         "max-episode-steps": "--env-kwargs '{\"max_episode_steps\": 100}' sets it",
         "torch-deterministic": "every synchronous run is deterministic",

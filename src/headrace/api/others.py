@@ -17,19 +17,19 @@ from headrace.api.arguments import (
     drawn_seed,
     env_spec,
     extractors_given,
-    folder,
     number_of,
     own_module,
     place,
     policy_config,
     require_options,
+    shown,
 )
 from headrace.api.model import Model
 from headrace.api.other_names import OF_CALLS
+from headrace.api.vec_env import VecEnv
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.instances import Instance
 from headrace.envs.spec import EnvSource, EnvSpec
-from headrace.errors import whole
 from headrace.keywords import in_words
 from headrace.learning.config import AlgorithmConfig, ImpalaConfig
 from headrace.policies.policy import Module
@@ -44,7 +44,7 @@ class OtherModel(Model):
     def __init__(
         self,
         policy: str | Module,
-        env: EnvSource | EnvSpec | Instance,
+        env: EnvSource | EnvSpec | Instance | VecEnv,
         *,
         env_kwargs: Mapping[str, Any] | None = None,
         wrappers: Sequence[EnvSource] = (),
@@ -60,8 +60,7 @@ class OtherModel(Model):
         known = own | where | set(OF_ITS_OWN) | set(inspect.signature(type(self)).parameters)
         require_options(type(self).__name__, options, sorted(known))
         options["learner_device"] = device_of(device, options.get("learner_device"))
-        shows = whole("verbose", verbose, 0)
-        log_folder = None if tensorboard_log is None else folder("tensorboard_log", tensorboard_log)
+        seen = shown(verbose, tensorboard_log)
         places = {name: value for name, value in options.items() if name in where}
         config = RunConfig(
             env=env_spec(env, env_kwargs, wrappers, action_repeat),
@@ -72,8 +71,7 @@ class OtherModel(Model):
             topology=place(**{"n_steps": self.config.default_n_steps, "n_envs": number_of(env)} | places),
         )
         self._set_up(config, own_module(policy))
-        self._verbose = shows
-        self._log_folder = log_folder
+        self._verbose, self._log_folder = seen
 
 
 @in_words(OF_CALLS)

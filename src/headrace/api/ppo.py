@@ -12,23 +12,22 @@ from headrace.api.arguments import (
     drawn_seed,
     env_spec,
     extractors_given,
-    folder,
     is_single,
     number_of,
     own_module,
     place,
     policy_config,
     require_options,
+    shown,
     takes_preset,
 )
 from headrace.api.model import Model
 from headrace.api.other_names import OF_CALLS
 from headrace.api.sb3_words import MODEL, require_nothing
 from headrace.api.tuning import tuned_if
+from headrace.api.vec_env import VecEnv
 from headrace.envs.instances import Instance
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
-from headrace.errors import whole
-from headrace.extras import require
 from headrace.keywords import in_words
 from headrace.learning.config import PpoConfig
 from headrace.learning.config import Schedule as Coefficient
@@ -55,7 +54,7 @@ class PPO(Model):
     def __init__(
         self,
         policy: str | Module,
-        env: EnvSource | EnvSpec | Instance,
+        env: EnvSource | EnvSpec | Instance | VecEnv,
         learning_rate: Coefficient = 3e-4,
         n_steps: int = 2048,
         batch_size: int = 64,
@@ -132,10 +131,7 @@ class PPO(Model):
         require_options("PPO", unknown, [name for name in given if name not in ("self", "unknown")])
         require_nothing(given, MODEL)
         given["learner_device"] = device_of(device, learner_device)
-        if tensorboard_log is not None:
-            require("tensorboard", "tensorboard_log")
-        shows = whole("verbose", verbose, 0)
-        log_folder = None if tensorboard_log is None else folder("tensorboard_log", tensorboard_log)
+        seen = shown(verbose, tensorboard_log)
         if n_envs is None:
             given["n_envs"] = number_of(env)
         config = RunConfig(
@@ -149,5 +145,5 @@ class PPO(Model):
         module = own_module(policy)
         self.tuned = tuned_if(tune, config, module, given["n_envs"] is not None)
         self._set_up(config if self.tuned is None else self.tuned.config, module)
-        self._verbose, self._instance = shows, env if is_single(env) else None
-        self._log_folder = log_folder
+        self._verbose, self._log_folder = seen
+        self._instance = env if is_single(env) else None

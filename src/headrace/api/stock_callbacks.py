@@ -32,9 +32,8 @@ class CheckpointCallback(BaseCallback):
     ) -> None:
         super().__init__(verbose)
         self.save_freq = whole("save_freq", save_freq, 1)
-        for name, given in (("save_replay_buffer", save_replay_buffer), ("save_vecnormalize", save_vecnormalize)):
-            if given:
-                raise UsageError(f"{name}: there is none; a checkpoint holds all that a run needs to go on")
+        if save_replay_buffer:  # save_vecnormalize: what normalises is saved anyway
+            raise UsageError("save_replay_buffer: there is none; a checkpoint holds all that a run needs to go on")
         self.save_path, self.name_prefix = Path(save_path), name_prefix
         self._home = Path().absolute()  # environments may change the working directory
 
@@ -101,7 +100,10 @@ class StopTrainingOnMaxEpisodes(BaseCallback):
 
     def _on_step(self) -> bool:
         self.n_episodes += int(self.locals["dones"].sum())
-        return self.n_episodes < self.max_episodes * len(self.locals["dones"])
+        goes_on = self.n_episodes < self.max_episodes * len(self.locals["dones"])
+        if self.verbose and not goes_on:
+            print(f"Training ends: {self.n_episodes:,} episodes after {self.num_timesteps:,} steps")
+        return goes_on
 
 
 @in_words(OF_CALLS)
@@ -138,7 +140,10 @@ class StopTrainingOnNoModelImprovement(BaseCallback):
         if self.n_calls <= self.min_evals:
             return True
         self.no_improvement_evals = 0 if best > before else self.no_improvement_evals + 1
-        return self.no_improvement_evals <= self.max_no_improvement_evals
+        goes_on = self.no_improvement_evals <= self.max_no_improvement_evals
+        if self.verbose and not goes_on:
+            print(f"Training ends: no new best mean reward in {self.no_improvement_evals} evaluations")
+        return goes_on
 
 
 @in_words(OF_CALLS)

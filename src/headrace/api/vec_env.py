@@ -19,6 +19,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from headrace.clock import now_s
 from headrace.envs.masks import ActionMasks
 from headrace.envs.seeds import Purpose
+from headrace.envs.spec import EnvSpec
 from headrace.errors import UsageError
 from headrace.run_config import RunConfig
 
@@ -29,8 +30,11 @@ Env = gym.Env[Any, Any]
 class VecEnv:
     """Several environments, stepped one after the other."""
 
-    def __init__(self, envs: Sequence[Env], seeds: Sequence[int | None], borrowed: bool = False) -> None:
+    def __init__(
+        self, envs: Sequence[Env], seeds: Sequence[int | None], source: EnvSpec, borrowed: bool = False
+    ) -> None:
         self.envs = list(envs)
+        self.source = source  # what makes more of them
         self.num_envs = len(self.envs)
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
         self.render_mode = self.envs[0].render_mode
@@ -58,8 +62,9 @@ class VecEnv:
         Where an episode has ended, the observation is the first of the next one, and the info has
         `terminal_observation`, `TimeLimit.truncated` and `episode`.
         """
-        if len(actions) != self.num_envs:
-            raise UsageError(f"step: expected {self.num_envs} actions, one for each environment, got {len(actions)}")
+        count = np.shape(actions)[0] if np.ndim(actions) else repr(actions)
+        if count != self.num_envs:
+            raise UsageError(f"step: expected {self.num_envs} actions, one for each environment, got {count}")
         seen = [self._step(index, action) for index, action in enumerate(actions)]
         observations, rewards, dones, infos = zip(*seen, strict=True)
         return self._together(observations), np.array(rewards, np.float32), np.array(dones), list(infos)
@@ -135,4 +140,4 @@ def play_envs(config: RunConfig, instance: Env | None = None) -> VecEnv:
     if instance is not None and config.policy.action_masks:
         instance = ActionMasks(instance)
     envs = [config.env.make() for _ in range(n_envs)] if instance is None else [instance]
-    return VecEnv(envs, seeds, borrowed=instance is not None)
+    return VecEnv(envs, seeds, config.env, borrowed=instance is not None)

@@ -177,7 +177,7 @@ def _arrays(tensors: dict[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
 def _put_in_place(fresh: Path, target: Path) -> None:
     """Rename onto the final name; an older checkpoint of that name is set aside first and removed last."""
     aside = None
-    if target.exists():
+    if target.exists() and not _is_empty(target):  # an empty directory is replaced by the rename
         if not (target / "manifest.json").is_file():
             raise FileExistsError(f"{target} exists and is no checkpoint")
         aside = target.rename(target.with_name(f".{target.name}.{secrets.token_hex(4)}.old"))
@@ -189,6 +189,10 @@ def _put_in_place(fresh: Path, target: Path) -> None:
         raise
     for old in _set_aside(target):
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_empty(target: Path) -> bool:
+    return is_real_directory(target) and not any(target.iterdir())
 
 
 def _set_aside(target: Path) -> list[Path]:

@@ -116,9 +116,10 @@ def _refuse_other_names(kind: Any, argv: list[str]) -> None:
     """Options of other programs that have another form here: tyro would only say that it does not know them."""
     known = {name.replace("_", "-") for name in _names(kind)}
     for argument in argv:
-        flag = argument[2:].partition("=")[0].removeprefix("no-") if argument.startswith("--") else ""
-        hint = flag_hint(flag)
-        if hint is not None and flag not in known:
+        flag = argument[2:].partition("=")[0] if argument.startswith("--") else ""
+        hint = flag_hint(flag.removeprefix("no-"))
+        if hint is not None and flag.removeprefix("no-") not in known:
+            hint = f"leave it out ({hint})" if flag.startswith("no-") else hint
             raise UsageError(f"unknown option --{flag}: {hint}")
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from headrace.envs.adapters.gymnasium_spaces import as_gymnasium
 from headrace.envs.spec import load_attribute
-from headrace.errors import UsageError
+from headrace.errors import UsageError, plain
 from headrace.memory.spaces import Dict, ObservationSpace, as_seen, leaves_of, made_up
 from headrace.policies.config import Extractors, PolicyConfig
 from headrace.policies.features import Own, OwnEncoder, prepared_space
@@ -68,7 +68,7 @@ def _made(kind: Any, space: ObservationSpace, kwargs: Any) -> nn.Module:
             f"features_extractor_class {name} raised {type(error).__name__}: {error}. It was called with the "
             f"observation space and features_extractor_kwargs={kwargs!r}"
         ) from error
-    size = getattr(module, "features_dim", None)
+    size = plain(getattr(module, "features_dim", None))  # numpy's: np.prod(space.shape) is one
     if not isinstance(module, nn.Module) or type(size) is not int or size < 1:
         raise UsageError(
             f"features_extractor_class {name}: expected a torch module with a features_dim of at least 1, got "

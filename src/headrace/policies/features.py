@@ -186,7 +186,7 @@ class OwnEncoder(nn.Module):
         self._names = [name for name, _ in leaves] if is_dict else None
         self.prepare = nn.ModuleList(Prepared(leaf, config.normalize_images) for _, leaf in leaves)
         self.module = module
-        self.size: int = module.features_dim  # type: ignore[assignment]
+        self.size = int(module.features_dim)  # type: ignore[arg-type]
         self.largest_tile = IMAGE_TILE if any(is_image(leaf) for _, leaf in leaves) else VECTOR_TILE
 
     def forward(self, obs: Any) -> Tensor:

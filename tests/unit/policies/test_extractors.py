@@ -128,6 +128,20 @@ def test_what_is_no_extractor_is_refused(kwargs: dict[str, Any], said: str) -> N
         hr.PPO("auto", Signpost, policy_kwargs=kwargs, **SMALL).close()
 
 
+class Counted(nn.Linear):
+    def __init__(self, observation_space: Any, features_dim: int = 3) -> None:
+        self.features_dim = np.int64(features_dim)  # as np.prod counts
+        super().__init__(observation_space.shape[0], int(features_dim))
+
+
+def test_a_width_that_numpy_counted(tmp_path: Path) -> None:
+    own = {"features_extractor_class": Counted, "features_extractor_kwargs": {"features_dim": np.int64(5)}}
+    with hr.PPO("MlpPolicy", "CartPole-v1", n_envs=2, n_steps=8, policy_kwargs=own, topology="inline") as model:
+        assert "Counted 5" in model.plan()
+        model.save(tmp_path / "model")
+    hr.PPO.load(tmp_path / "model", policy_kwargs=own).close()
+
+
 @pytest.mark.parametrize("policy", ["MultiInputPolicy", "MultiInputLstmPolicy"])
 def test_an_array_without_numbers_is_named(policy: str) -> None:
     space = Dict((("full", Box((2,), "float32", (-1.0,), (1.0,))), ("hollow", Box((0,), "float32", (-1.0,), (1.0,)))))
