@@ -111,6 +111,7 @@ def test_names_of_other_libraries(model: hr.PPO) -> None:
         (lambda _: hr.CheckpointCallback(savefreq=3), r"CheckpointCallback: .* did you mean save_freq\?"),  # type: ignore[call-arg]
         (lambda _: hr.EvalCallback(eval_frequency=3), r"EvalCallback: .* did you mean eval_freq\?"),  # type: ignore[call-arg]
         (lambda model: hr.evaluate_policy(model, n_episodes=3), r"did you mean n_eval_episodes\?"),  # type: ignore[call-arg]
+        (lambda _: hr.check_env("CartPole-v1", True, True), "check_env: .*positional"),  # type: ignore[misc]
         (lambda _: hr.check_env("CartPole-v1", wrn=True), "check_env: .* wrn: expected some of action_masks"),  # type: ignore[call-arg]
         (lambda _: hr.check_env("CartPole-v1", warn=True), "warn: leave it out: what was found"),  # type: ignore[call-arg]
         (lambda _: hr.AgentRollouts(["Bandit"], njobs=2), r"AgentRollouts: .* did you mean n_jobs\?"),  # type: ignore[call-arg]

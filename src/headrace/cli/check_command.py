@@ -88,7 +88,13 @@ def _check(line: Line, asked: tuple[EnvSpec, int, float, bool]) -> None:
 
     spec, seed, hang_ceiling_s, has_masks = asked
     try:
-        found = check_env(spec, seed, lambda text: line.send(_SAID + text.encode()), hang_ceiling_s, has_masks)
+        found = check_env(
+            spec,
+            seed,
+            progress=lambda text: line.send(_SAID + text.encode()),
+            hang_ceiling_s=hang_ceiling_s,
+            action_masks=has_masks,
+        )
         line.send(_ANSWER + found.text().encode())
     except BaseException as error:
         line.send(_FAILED + report(error))

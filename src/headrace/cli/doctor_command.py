@@ -18,7 +18,7 @@ import tyro
 
 from headrace.cli.options import parse, read_config, translate
 from headrace.cli.printing import passing
-from headrace.cli.writing import write_answer
+from headrace.cli.writing import expect_to_write, write_answer
 from headrace.errors import HeadraceError, UsageError
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
 from headrace.plain_text import message_of, printable
@@ -62,6 +62,7 @@ class DoctorOptions:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options, home = parse(DoctorOptions, translate(argv), "doctor"), Path.cwd()
+    expect_to_write("--json", options.json)
     of_apply = {"--seconds": options.seconds is not None, "--rounds": options.rounds is not None}
     of_apply["--trust"] = options.trust
     if options.run is None:

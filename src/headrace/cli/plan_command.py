@@ -15,7 +15,7 @@ import tyro
 
 from headrace.cli.options import parse, translate
 from headrace.cli.plan_table import table
-from headrace.cli.writing import picture_form, write_answer
+from headrace.cli.writing import expect_to_write, picture_form, write_answer
 from headrace.errors import UsageError
 from headrace.planning.alternatives import alternatives
 from headrace.planning.checks import positive
@@ -98,6 +98,8 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options, home = parse(PlanOptions, translate(argv), "plan"), Path.cwd()
     picture = "" if options.plot is None else picture_form(options.plot)
+    expect_to_write("--json", options.json)
+    expect_to_write("--plot", options.plot)
     _require_one_form(options)
     forecast: list[Forecast] = []
     weight_bytes = _bytes("--weights", options.weights) if options.weights else 0.0

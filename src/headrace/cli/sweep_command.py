@@ -15,7 +15,7 @@ import tyro
 
 from headrace.cli.options import env_kwargs, parse, translate
 from headrace.cli.printing import passing
-from headrace.cli.writing import picture_form, write_answer
+from headrace.cli.writing import expect_to_write, picture_form, write_answer
 from headrace.errors import UsageError
 from headrace.planning.sweep import Curve, Point, curve_of, explained
 
@@ -59,6 +59,8 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options, home = parse(SweepOptions, translate(argv), "sweep"), Path.cwd()
     picture = "" if options.plot is None else picture_form(options.plot)
+    expect_to_write("--json", options.json)
+    expect_to_write("--plot", options.plot)
     for name in ("n_envs", "workers"):
         if any(one < 1 for one in getattr(options, name)) or (name == "n_envs" and not options.n_envs):
             raise UsageError(f"--{name.replace('_', '-')}: expected numbers of at least 1, as in 1 4 16")
@@ -94,11 +96,14 @@ def main(argv: list[str]) -> int:
 def _require_device(name: str) -> None:
     """Before anything is measured, and under the name of this command's option."""
     from headrace.inference.device_names import devices_of
+    from headrace.inference.devices import open_device
 
     try:
-        devices_of(name)
+        for one in devices_of(name):
+            open_device(one, is_shared=False)
     except UsageError as error:
-        raise UsageError(str(error).replace("inference_device", "--accelerator", 1)) from error
+        what = str(error).replace("inference_device", "--accelerator", 1).partition("; use inference_device")[0]
+        raise UsageError(f"{what}; an emulated one is 2 ms for a batch and 5 us for a row: emulated:2ms+5us") from error
 
 
 def _measured(options: SweepOptions, spec: EnvSpec) -> list[Curve]:

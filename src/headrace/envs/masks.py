@@ -62,7 +62,7 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """The first observation, with the mask of the first action."""
         obs, info = self.env.reset(seed=seed, options=options)
-        return self._joined(obs, self._mask(obs, info, False)), info
+        return self._joined(obs, self._mask(obs, info)), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step, with the mask of the next action."""
@@ -73,15 +73,14 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
                 f'own keeps to obs["{MASK}"]'
             )
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._joined(obs, self._mask(obs, info, terminated or truncated)), reward, terminated, truncated, info
+        mask = np.ones(self._size, np.int8) if terminated or truncated else self._mask(obs, info)
+        return self._joined(obs, mask), reward, terminated, truncated, info
 
     def _joined(self, obs: Any, mask: Array) -> dict[str, Any]:
         return {**(obs if self._is_dict else {"observation": obs}), MASK: mask}
 
-    def _mask(self, obs: Any, info: Any, is_over: bool) -> Array:
+    def _mask(self, obs: Any, info: Any) -> Array:
         given = self._given(obs, info)
-        if given is None and is_over:
-            return np.ones(self._size, np.int8)
         if given is None:
             raise RefusedError(
                 f"gave no action mask; expected {self._size} entries of 0 and 1 in {_HOW}; leave action_masks out if "
@@ -94,7 +93,7 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
         if not ((mask == 0) | (mask == 1)).all():
             raise RefusedError(f"returned the action mask {mask.tolist()}, expected {self._size} of 0 and 1")
         self._allowed = mask.astype(np.int8)
-        if not is_over and not np.add.reduceat(self._allowed, self._starts).all():
+        if not np.add.reduceat(self._allowed, self._starts).all():
             raise RefusedError(
                 f"returned the action mask {self._allowed.tolist()}, which allows no action; end the episode where "
                 f"there is none"

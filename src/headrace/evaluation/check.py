@@ -123,6 +123,7 @@ _OF_SB3 = {
 def check_env(
     env: EnvSource | EnvSpec | Instance,
     seed: int = 1,
+    *,
     progress: Callable[[str], None] | None = None,
     hang_ceiling_s: float = 300.0,
     action_masks: bool = False,

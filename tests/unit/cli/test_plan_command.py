@@ -164,6 +164,17 @@ def test_bad_numbers_are_refused_in_the_users_words(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+@pytest.mark.parametrize("command", [["plan", "--measure"], ["sweep"]])
+def test_what_cant_be_written_is_refused_before_anything_is_measured(
+    command: list[str], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken.png").mkdir()
+    for path, why in (("none/a.png", "No such file or directory"), ("taken.png", "Is a directory")):
+        assert main([*command, "no_such_module:Env", option, str(tmp_path / path)]) == 2
+        assert f"{option} {tmp_path / path}: can't be written: {why}" in capsys.readouterr().err
+
+
 def test_measured_numbers_and_what_every_place_would_reach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = tmp_path / "plan.json"
     options = ["--n-envs", "4", "--n-steps", "32", "--batch", "64", "--n-epochs", "2", "--json", str(answer)]

@@ -66,6 +66,7 @@ def test_a_sweep_with_a_policy_that_remembers(capsys: pytest.CaptureFixture[str]
         (["--plot", "/dev/null/x.txt"], "--plot /dev/null/x.txt: expected a name that ends in .png, .svg or .pdf"),
         (["--repetitions", "0"], "--repetitions: expected at least 1"),
         (["--accelerator", "gpu"], "--accelerator: expected cpu, cuda"),
+        (["--accelerator", "cuda:7"], "--accelerator=cuda:7: torch finds no CUDA device here; an emulated one is"),
         (["--workers", "2", "3"], "--workers: expected at most 1, as many as environments (--n-envs)"),
     ],
 )

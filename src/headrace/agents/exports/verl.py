@@ -62,8 +62,10 @@ def why_left_out(group: Group, episode: Episode) -> str:
     return "" if any(row.loss_mask.any() for row in episode.rows) else "silent"
 
 
-def left_out_episodes(groups: Iterable[Group]) -> dict[str, int]:
+@in_words()
+def left_out_episodes(groups: Group | Iterable[Group]) -> dict[str, int]:
     """How many episodes can't be trained on, by reason; reasons that there are."""
+    groups = listed("groups", groups, Group, GROUPS)
     reasons = Counter(why_left_out(group, one) for group in groups for one in group.episodes)
     return {reason: reasons[reason] for reason in (FAILED, LATE, "text_only", "silent") if reasons[reason]}
 
