@@ -186,7 +186,7 @@ def _of_learning(e: Evidence, now: Cycle, learning: Mapping[tuple[str, int], flo
     if (epochs := int(e.number("n_epochs"))) > 1:
         fewer = epochs // 2
         options = ("--n-epochs", str(fewer))
-        yield f"{fewer} epochs instead of {epochs}", options, now.scaled(sgd=fewer / epochs), True
+        yield f"{fewer} epoch{'s'[: fewer != 1]} instead of {epochs}", options, now.scaled(sgd=fewer / epochs), True
 
 
 def _of_session(e: Evidence, now: Cycle) -> Iterator[_Change]:

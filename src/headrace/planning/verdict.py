@@ -132,11 +132,9 @@ def _evidence(name: str, e: Evidence, cycle: Cycle) -> str:
         where = f", policy on {e.options.get('inference_device', 'cpu')}"
         return f"the policy acts for {_time(parts['inference'])} {per}{where}, inference={e.inference}"
     if name == LEARNER:
-        each = (
-            f": {e.gradient_steps:,.0f} gradient steps of {_time(of['sgd'] / e.gradient_steps)}"
-            if e.gradient_steps
-            else ""
-        )
+        each, steps = "", e.gradient_steps
+        if steps:
+            each = f": {steps:,.0f} gradient step{'s'[: steps != 1]} of {_time(of['sgd'] / steps)}"
         return f"learning takes {_time(sum(of[part] for part in _PARTS[LEARNER]))} {per}{each}"
     if name == COMMUNICATION:
         said = {"copy": "copying", "hand_over": "taking rollouts over", "asking": "asking the inference server",
