@@ -257,8 +257,9 @@ def require_known(what: str, given: Iterable[str], known: Sequence[str]) -> None
 
 def require_options(what: str, given: Iterable[str], known: Sequence[str]) -> None:
     """The same for a constructor, whose users may mean an option of learn, of policy_kwargs or of another library."""
-    shapes = [*(field.name for field in fields(PolicyConfig)), "activation_fn", CLASS, KWARGS]
-    others = {"learn": of_learn(), "policy_kwargs": shapes, "PPO": [field.name for field in fields(PpoConfig)]}
+    shapes = {field.name for field in fields(PolicyConfig)} - set(OF_ITS_OWN) | {"activation_fn", CLASS, KWARGS}
+    of_ppo = [*(field.name for field in fields(PpoConfig)), "preset", "tune"]
+    others = {"learn": of_learn(), "policy_kwargs": sorted(shapes), "models": list(OF_ITS_OWN), "PPO": of_ppo}
     for name in given:
         hint = option_hint(name, list(known), others)
         if name not in known and hint is not None:
