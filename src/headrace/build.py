@@ -265,7 +265,7 @@ def build_parts(
             topology,
             journal,
             store,
-            config.algorithm.admits_late,
+            is_learning and config.algorithm.admits_late,  # a learner that is not ours is promised max_lag
             schedule,
         )
     except BaseException:
