@@ -5,6 +5,7 @@ PPO(...), IMPALA(...), Collector(...) --> EnvSpec · PolicyConfig · TopologyCon
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import os
@@ -26,6 +27,7 @@ from headrace.errors import UsageError, plain, whole
 from headrace.extras import require
 from headrace.keywords import meant
 from headrace.learning.config import PpoConfig
+from headrace.plain_text import message_of
 from headrace.policies.activations import activation_named
 from headrace.policies.config import BUILT_IN, Extractors, PolicyConfig
 from headrace.policies.policy import Module, require_policy
@@ -233,6 +235,17 @@ def own_module(policy: str | Module) -> Module | None:
             f"policy: expected a name or a module, got the class {policy.__name__}; pass {policy.__name__}()"
         )
     return None if isinstance(policy, str) else policy
+
+
+def copied(module: Module | None) -> Module | None:
+    """The user's own module stays as it is."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise UsageError(
+            f"policy: {type(module).__name__} can't be copied: {message_of(error, 200)}; torch copies parameters and "
+            f"buffers, and no tensors that were computed (torch.nn.utils.parametrizations keeps none)"
+        ) from error
 
 
 def drawn_seed(seed: int | None) -> int:

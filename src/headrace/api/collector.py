@@ -5,13 +5,13 @@ for batch in rollouts: your update of a module -> rollouts.publish(module) -> th
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from headrace.api.arguments import (
+    copied,
     drawn_seed,
     env_spec,
     extractors_given,
@@ -104,7 +104,7 @@ class Collector:
             ),
         )  # fmt: skip
         with whereabouts.kept():
-            self._parts = build_parts(config, copy.deepcopy(module), is_learning=False)
+            self._parts = build_parts(config, copied(module), is_learning=False)
         self._evaluators = Evaluators()
         self._lent: Batch | None = None  # in the caller's hands
         self._is_torn = False  # a rollout was broken off: the environments are ahead of the journal
