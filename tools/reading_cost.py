@@ -51,7 +51,7 @@ PLAYED = ("agents/environments/frozen_lake.py",)
 
 # What must hold: a ratchet, lowered when the house gets shorter. `spine_visits`: how often the walk comes to train.py.
 LIMITS: dict[str, dict[str, int]] = {
-    "processes": {"files": 19, "lines": 2_598, "spine_lines": 150, "spine_visits": 4},
+    "processes": {"files": 19, "lines": 2_597, "spine_lines": 150, "spine_visits": 4},
     "loky": {"files": 16},
 }
 # What is aimed at and not reached yet.

@@ -172,6 +172,8 @@ def build_run(
 
 def build_algorithm(config: AlgorithmConfig, flat: FlatParameters, seed: int) -> Algorithm:
     """The algorithm of a configuration."""
+    if not any(parameter.requires_grad for parameter in flat.module.parameters()):
+        raise UsageError(f"policy: {type(flat.module).__name__} has requires_grad=False everywhere: nothing to train")
     home = _home(config, "recurrent_" if state_size_of(flat.module) else "")
     return normalizing(home.build(flat, config, seed), flat.module, config)
 
@@ -265,7 +267,7 @@ def build_parts(
             topology,
             journal,
             store,
-            config.algorithm.admits_late,
+            is_learning and config.algorithm.admits_late,  # a learner that is not ours is promised max_lag
             schedule,
         )
     except BaseException:

@@ -4,8 +4,8 @@
 
 Ctrl-C, SIGTERM and SIGHUP end the session at the last committed update: collecting, evaluating and drawing are broken
 off, learning is finished first (session_end). What a resumed run will write again is set aside before it goes on
-(checkpoints/run_directory). Of a run it sees `Update`, `totals`, `hashes` and `snapshot`; does not know how a run
-learns (train) or what the user typed (cli, api).
+(checkpoints/run_directory). Of a run it sees `Update`, `totals`, `hashes` and `snapshot`, and what a broken-off
+collect has left in its source; does not know how a run learns (train) or what the user typed (cli, api).
 """
 
 from __future__ import annotations

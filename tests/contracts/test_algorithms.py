@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from headrace.build import build_algorithm
+from headrace.checkpoints.form import mapping, whole
 from headrace.errors import NumericsError, UsageError
 from headrace.learning import config as configs
 from headrace.learning.algorithm import Algorithm, Moment
@@ -348,6 +349,30 @@ def test_a_fresh_state_can_be_restored(case: Case) -> None:
     first.learn(batch_of(case, first.actors))
     second.learn(batch_of(case, second.actors))
     assert first.bits == second.bits
+
+
+@every_algorithm
+def test_it_goes_back_to_its_beginning(case: Case) -> None:
+    """Restored to a fresh state, one that has learned is as if it never had."""
+    used, fresh = Bench(case), Bench(case)
+    state, tensors = used.algorithm.state()
+    used.learn(batch_of(case, used.actors, seed=5))
+    with torch.no_grad():
+        used.flat.vector.copy_(fresh.flat.vector)
+    used.algorithm.restore(state, tensors)
+    for bench in (used, fresh):
+        bench.learn(batch_of(case, bench.actors))
+    assert used.bits == fresh.bits
+
+
+@every_algorithm
+def test_its_state_is_what_a_checkpoint_holds(case: Case) -> None:
+    """Counts by name; all other numbers are tensors. A checkpoint with anything else could not be read again."""
+    bench = Bench(case)
+    bench.learn(batch_of(case, bench.actors))
+    state, tensors = bench.algorithm.state()
+    mapping(whole())(state, "algorithm")
+    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
 
 
 # ------------------------------------------------------------------------------------------------------------- numerics

@@ -43,6 +43,20 @@ def test_the_rooms_are_there_and_run(report: dict[str, Any]) -> None:
     assert sum(one["lines"] for one in report["rooms"].values()) <= reading_cost.ROOMS_LINES
 
 
+def test_the_architecture_names_the_figures_that_hold() -> None:
+    """Its table has the limits, and what is measured is never above them."""
+    lines = (Path(reading_cost.__file__).parents[1] / "ARCHITECTURE.md").read_text().splitlines()
+    split = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("|")]
+    rows = {cells[1]: cells[2:4] for cells in split}
+    limits, package = reading_cost.LIMITS, Path(hr.__file__).parent
+    processes = [str(limits["processes"]["files"]), f"{limits['processes']['lines']:,}"]
+    assert rows["env.step -> weights, worker processes"] == processes
+    rooms = [str(len(reading_cost.ROOMS)), f"{reading_cost.ROOMS_LINES:,}"]
+    assert rows["the rooms of one observation (below)"] == rooms
+    assert rows["visits to train.py on the way"][1] == str(len((package / "train.py").read_text().splitlines()))
+    assert rows["LLM turn -> record, loky"][0] == str(limits["loky"]["files"])
+
+
 def test_every_side_of_the_path_is_seen(report: dict[str, Any]) -> None:
     """The worker's, the reader's and the compiled one: a trace that lost one of them would come out cheap."""
     files = report["routes"]["processes"]["files"]

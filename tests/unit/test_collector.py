@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 import headrace as hr
-from headrace.errors import NumericsError, SchemaError, UsageError
+from headrace.errors import EnvError, HeadraceError, NumericsError, SchemaError, UsageError
 from support.topology_runs import processes
 from support.torch_policy import TorchPolicy
 
@@ -57,6 +59,8 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing() -> None:
                 assert torch.equal(tensor, policy.state_dict()[name]), name
         with pytest.raises(UsageError, match=r"publish: expected a torch.nn.Module or its state_dict\(\), got list"):
             rollouts.publish(list(policy.parameters()))  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"publish: expected .* got the class TorchPolicy"):
+            rollouts.publish(TorchPolicy)  # type: ignore[arg-type]
         version = rollouts.publish(TorchPolicy(seed=5).state_dict())
         assert version == next(rollouts).version.max() == 1
     with pytest.raises(UsageError, match="this collector was closed"):
@@ -98,3 +102,80 @@ def test_an_exception_in_the_loop_comes_out_as_it_was(place: dict[str, Any]) -> 
                 raise ZeroDivisionError
     assert all(number - version <= 1 for number, version in enumerate(seen)), "max_lag holds"
     assert rollouts.ledger["consumed"] == 3 * 64
+
+
+def test_max_lag_holds_however_often_weights_are_published() -> None:
+    """What ran ahead of two new versions is passed over, and counted."""
+    ahead = {"topology": "threads", "workers": 1, "max_lag": 1, "pick_up_rows": 0}
+    with hr.Collector("CartPole-v1", **SMALL | ahead) as rollouts:
+        latest, lags = 0, []
+        for batch in islice(rollouts, 5):
+            lags.append(latest - int(batch.version.min()))
+            for _ in range(2):
+                latest = rollouts.publish(rollouts.policy)
+    assert max(lags) <= 1
+    ledger = rollouts.ledger
+    assert ledger["rejected"] > 0
+    assert ledger["produced"] == ledger["consumed"] + ledger["rejected"]
+
+
+class WouldNotClose(gym.Wrapper[Any, Any, Any, Any]):
+    """As a simulator whose connection was lost on the way."""
+
+    is_lost = False
+
+    def step(self, action: Any) -> Any:
+        self.is_lost = True
+        return super().step(action)
+
+    def close(self) -> None:
+        if self.is_lost:
+            raise RuntimeError("the connection is gone")
+
+
+def test_an_environment_that_can_not_be_closed_does_not_hide_what_went_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    """Without an error of the user's own, it is the error."""
+    dressed: dict[str, Any] = {**SMALL, "wrappers": [WouldNotClose]}
+    with pytest.raises(ZeroDivisionError), hr.Collector("CartPole-v1", **dressed) as rollouts:  # noqa: PT012
+        next(rollouts)
+        raise ZeroDivisionError
+    assert "not all could be closed: env 0: could not be closed" in caplog.text
+    with pytest.raises(EnvError, match="could not be closed"), hr.Collector("CartPole-v1", **dressed) as rollouts:
+        next(rollouts)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_batch_is_the_learners_to_write_in(shards: int) -> None:
+    """What a learner leaves out of `valid`, or scales in place, is counted and collected as it happened."""
+    seen = []
+    for is_changed in (False, True):
+        with hr.Collector("CartPole-v1", TorchPolicy(), shards=shards, **SMALL) as rollouts:
+            for batch in islice(rollouts, 3):
+                last = batch.copy()
+                if is_changed:
+                    batch.valid[5:] = False
+                    for name in ("obs", "last_obs", "action", "reward", "terminated", "truncated", "episode", "step"):
+                        getattr(batch, name)[...] = 0
+        assert rollouts.harvest is not None
+        seen.append((last.obs.tobytes(), rollouts.harvest.finished, rollouts.ledger))
+    assert seen[0] == seen[1]
+    assert seen[0][2] == {"produced": 192, "consumed": 192, "rejected": 0, "discarded": {}}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "says"),
+    [
+        (lambda tensor: tensor.numpy(), UsageError, "expected a tensor, got ndarray; pass a module or its state_dict"),
+        (lambda tensor: None, UsageError, "expected a tensor, got NoneType"),
+        (lambda tensor: tensor.double() * 1e300, NumericsError, "holds NaN or infinity"),
+    ],
+    ids=["numpy", "none", "beyond float32"],
+)
+def test_weights_that_are_no_tensors_or_too_large_are_refused(
+    given: Callable[[torch.Tensor], Any], kind: type[HeadraceError], says: str
+) -> None:
+    policy = TorchPolicy()
+    with hr.Collector("CartPole-v1", policy, **SMALL) as rollouts:
+        with pytest.raises(kind, match=rf"^publish: actor\.0\.weight:? {says}"):
+            rollouts.publish({name: given(tensor) for name, tensor in policy.state_dict().items()})
+        assert next(rollouts).version.max() == 0

@@ -65,6 +65,8 @@ def test_a_wrong_option_is_not_answered_with_those_that_are_refused() -> None:
         (lambda: hr.IMPALA("MlpPolicy", "CartPole-v1", n_epochs=3), "n_epochs: it is an option of hr.PPO only"),
         (lambda: hr.Collector("CartPole-v1", n_step=3), r"Collector: unknown option n_step: did you mean n_steps\?"),
         (lambda: hr.Collector("CartPole-v1", gamma=0.9), "Collector: .*gamma: it is an option of hr.PPO only"),
+        (lambda: hr.Collector("CartPole-v1", norm_obs=True), "norm_obs: it is an option of hr.PPO and hr.IMPALA"),
+        (lambda: hr.IMPALA("MlpPolicy", "CartPole-v1", preset="atari"), "preset: it is an option of hr.PPO only"),
         (lambda: hr.PPO("CartPole-v1", "MlpPolicy"), r"got the policy's name 'MlpPolicy'; the order is hr.PPO\(policy"),
         (lambda: hr.PPO("MlpPolicy", "CartPole-v1", topology="proces"), "got 'proces'; did you mean processes"),
         (lambda: hr.PPO("MlpPolicy", "CartPole-v1", n_envs=2, workers=3), "expected at most n_envs = 2.*raise n_envs"),

@@ -146,6 +146,25 @@ def test_schedules() -> None:
             hr.PPO("MlpPolicy", "CartPole-v1", **{name: lambda _: -1.0})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "clip_range", "ent_coef"])
+@pytest.mark.parametrize(
+    ("later", "says"),
+    [
+        (float("nan"), "its function returns nan for 0.75"),
+        (-1e-3, "its function returns -0.001 for 0.75"),
+        (None, "calling it with 0.75 raised TypeError"),
+    ],
+)
+def test_a_schedule_that_goes_wrong_later_is_named_before_it_is_used(name: str, later: Any, says: str) -> None:
+    """A learning rate of NaN would make NaN of every parameter."""
+    rate = {name: lambda left: 1e-3 if left > 0.8 else later}
+    with hr.PPO("MlpPolicy", "CartPole-v1", **SMALL | rate) as model:
+        with pytest.raises(UsageError, match=f"^{name}: .*{says}"):
+            model.learn(4 * model.n_steps * model.n_envs)
+        assert model.run.updates == 1
+        assert all(bool(torch.isfinite(one).all()) for one in model.policy.parameters())
+
+
 def test_stats_window_size(tmp_path: Path) -> None:
     """The mean of the last so many episodes; a resumed run may have another one."""
     means = {}
@@ -365,9 +384,9 @@ WRONG: dict[str, list[Any]] = {
     "clip_range_vf": ["wide", 0, -1],
     "normalize_advantage": ["yes", 1, None],
     "ent_coef": ["x", -1, None],
-    "vf_coef": ["x", None],
-    "max_grad_norm": [0, "x", None],
-    "target_kl": [0, -1, "x"],
+    "vf_coef": ["x", None, -1, float("nan"), float("inf")],
+    "max_grad_norm": [0, "x", None, float("nan")],
+    "target_kl": [0, -1, "x", float("nan")],
     "stats_window_size": [0, "x"],
     "n_envs": [0, "x", 1.5],
     "env_kwargs": [3, "x", ["a"]],
@@ -384,7 +403,8 @@ WRONG: dict[str, list[Any]] = {
     "device": ["cuda", "gpu", 3, None],
     "learner_device": ["cuda", "gpu", 3],
     "tensorboard_log": [3, True],
-    "gradients": ["fast", None], "learner_threads": [0, "x"], "late": ["drop", None], "late_clip": [0, "x"],
+    "gradients": ["fast", None], "learner_threads": [0, "x"], "late": ["drop", None],
+    "late_clip": [0, "x", float("nan")],
     "topology": ["cluster", 3], "workers": [0, "many", 1.5], "inference": ["remote", 3],
     "max_lag": [-1, "x"], "shards": [-1, "x"], "start_method": ["fork", 3], "spares": [-1, "x"],
     "pick_up_rows": [-2, "x"], "publish_every": ["1m", 0, -1], "batch": ["all", 3], "nan_policy": ["skip", 3],

@@ -5,6 +5,7 @@ PPO(...), IMPALA(...), Collector(...) --> EnvSpec · PolicyConfig · TopologyCon
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import os
@@ -26,6 +27,7 @@ from headrace.errors import UsageError, plain, whole
 from headrace.extras import require
 from headrace.keywords import meant
 from headrace.learning.config import PpoConfig
+from headrace.plain_text import message_of
 from headrace.policies.activations import activation_named
 from headrace.policies.config import BUILT_IN, Extractors, PolicyConfig
 from headrace.policies.policy import Module, require_policy
@@ -235,6 +237,17 @@ def own_module(policy: str | Module) -> Module | None:
     return None if isinstance(policy, str) else policy
 
 
+def copied(module: Module | None) -> Module | None:
+    """The user's own module stays as it is."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise UsageError(
+            f"policy: {type(module).__name__} can't be copied: {message_of(error, 200)}; torch copies parameters and "
+            f"buffers, and no tensors that were computed (torch.nn.utils.parametrizations keeps none)"
+        ) from error
+
+
 def drawn_seed(seed: int | None) -> int:
     """A seed that was not given is drawn, and recorded with the configuration."""
     return int.from_bytes(os.urandom(4), "little") if seed is None else plain(seed)
@@ -257,8 +270,9 @@ def require_known(what: str, given: Iterable[str], known: Sequence[str]) -> None
 
 def require_options(what: str, given: Iterable[str], known: Sequence[str]) -> None:
     """The same for a constructor, whose users may mean an option of learn, of policy_kwargs or of another library."""
-    shapes = [*(field.name for field in fields(PolicyConfig)), "activation_fn", CLASS, KWARGS]
-    others = {"learn": of_learn(), "policy_kwargs": shapes, "PPO": [field.name for field in fields(PpoConfig)]}
+    shapes = {field.name for field in fields(PolicyConfig)} - set(OF_ITS_OWN) | {"activation_fn", CLASS, KWARGS}
+    of_ppo = [*(field.name for field in fields(PpoConfig)), "preset", "tune"]
+    others = {"learn": of_learn(), "policy_kwargs": sorted(shapes), "models": list(OF_ITS_OWN), "PPO": of_ppo}
     for name in given:
         hint = option_hint(name, list(known), others)
         if name not in known and hint is not None:

@@ -5,12 +5,13 @@ for batch in rollouts: your update of a module -> rollouts.publish(module) -> th
 
 from __future__ import annotations
 
-import copy
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from headrace.api.arguments import (
+    copied,
     drawn_seed,
     env_spec,
     extractors_given,
@@ -31,10 +32,13 @@ from headrace.keywords import in_words
 from headrace.learning.assembly import complete
 from headrace.learning.batch import Batch
 from headrace.learning.fast_path import Evaluators
+from headrace.plain_text import message_of
 from headrace.policies.policy import Module
 from headrace.policies.threads import torch_threads
 from headrace.run_config import RunConfig
 from headrace.weights.saving import require_weights
+
+logger = logging.getLogger(__name__)
 
 
 @in_words()
@@ -100,7 +104,7 @@ class Collector:
             ),
         )  # fmt: skip
         with whereabouts.kept():
-            self._parts = build_parts(config, copy.deepcopy(module), is_learning=False)
+            self._parts = build_parts(config, copied(module), is_learning=False)
         self._evaluators = Evaluators()
         self._lent: Batch | None = None  # in the caller's hands
         self._is_torn = False  # a rollout was broken off: the environments are ahead of the journal
@@ -115,7 +119,12 @@ class Collector:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as second:
+            if error is None:
+                raise
+            logger.warning("not all could be closed: %s", message_of(second))  # and the error goes on its way
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -133,7 +142,7 @@ class Collector:
         with whereabouts.kept():
             batch: Batch = self._parts.reader.collect()
         self._is_published = self._is_torn = False
-        self._lent = batch
+        self._lent, batch.valid = batch, batch.valid.copy()  # which may be the slab's, by which steps are counted
         with torch_threads(1):
             complete(batch, lambda version: self._evaluators.of(self._parts.weights.acted(version)))
         return batch
@@ -141,9 +150,12 @@ class Collector:
     def publish(self, module: Module | Mapping[str, Any]) -> int:
         """Act with these weights (of a module, or its state_dict) from the next rollout on; returns their version."""
         self._require_open()
-        given = module if isinstance(module, Mapping) else getattr(module, "state_dict", lambda: None)()
+        passed: Any = module
+        is_class = isinstance(passed, type)
+        given = passed if is_class or isinstance(passed, Mapping) else getattr(passed, "state_dict", lambda: None)()
         if not isinstance(given, Mapping):
-            raise UsageError(f"publish: expected a torch.nn.Module or its state_dict(), got {type(module).__name__}")
+            got = f"the class {passed.__name__}" if is_class else type(passed).__name__
+            raise UsageError(f"publish: expected a torch.nn.Module or its state_dict(), got {got}")
         require_weights(given, self._parts.module)
         self._parts.module.load_state_dict(given)
         self._is_published = True

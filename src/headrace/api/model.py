@@ -7,7 +7,6 @@ A signal may break off collecting; the model is then as after the last update, a
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import warnings
@@ -21,7 +20,7 @@ from typing import Any, ClassVar, Self
 import gymnasium as gym
 import numpy.typing as npt
 
-from headrace.api.arguments import extractors_given, folder, learn_config, log_run, shown, source_of
+from headrace.api.arguments import copied, extractors_given, folder, learn_config, log_run, shown, source_of
 from headrace.api.attributes import Sb3Attributes
 from headrace.api.callbacks import Calls, Logger
 from headrace.api.evaluation import evaluate_parts
@@ -83,7 +82,7 @@ class Model(Sb3Attributes):
 
     @whereabouts.kept()
     def _set_up(self, config: RunConfig, module: Module | None, *more: Any) -> None:
-        self._run, self._parts = build_run(config, copy.deepcopy(module), *more)
+        self._run, self._parts = build_run(config, copied(module), *more)
 
     @classmethod
     def from_config(cls, config: RunConfig, module: Module | None = None,

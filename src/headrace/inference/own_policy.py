@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from headrace.errors import UsageError
 from headrace.inference.honesty import require_honest
@@ -53,6 +54,9 @@ class Returned:
     def require(self) -> None:
         """Raise at the first thing that is not as it must be."""
         for name, parameter in self._policy.named_parameters():
+            if is_lazy(parameter):
+                advice = "pass an observation through its lazy layers before"
+                self._refuse(f"parameter {name}", "a parameter with a shape", "one without", advice)
             if parameter.device.type != "cpu":
                 self._refuse(f"parameter {name}", "the device cpu", str(parameter.device), "call .cpu() before")
         largest: Any = self._policy.largest_tile

@@ -59,10 +59,9 @@ class Adam:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Go on from what `tensors` gave."""
         require_moments(tensors, self._mean)
-        if tensors:
-            self._mean.copy_(tensors["exp_avg"])
-            self._square.copy_(tensors["exp_avg_sq"])
-            self._steps = int(tensors["step"])
+        for moment, name in ((self._mean, "exp_avg"), (self._square, "exp_avg_sq")):
+            moment.copy_(tensors.get(name, torch.zeros(())))  # nothing: the state before the first step
+        self._steps = int(tensors.get("step", 0))
 
 
 @compiled

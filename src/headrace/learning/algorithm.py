@@ -1,10 +1,11 @@
 """The algorithm port: what turns a batch into changed parameters. Three methods, no base class.
 
     learn(batch, moment) -> record          changes the module's parameters in place
-    state() -> JSON, tensors                restore(...): goes on from them, bit for bit
+    state() -> counts, tensors              restore(...): goes on from them, bit for bit
 
 Everything between a batch as it was collected and the new parameters is an algorithm's own: completion with the policy
-that acted, targets, epochs, replay, target networks. `Moment` is all it knows of the run.
+that acted, targets, epochs, replay, target networks. `Moment` is all it knows of the run. Its state
+is counts and tensors, by name: a checkpoint holds nothing else. Restored to a fresh state, it begins anew.
 An algorithm lives in the file of its config's name (learning/ppo.py). There `build(flat, config, seed)` makes it; where
 another policy acts than the one that is configured, as one that explores, `acting(module, observation, action, config)`
 gives that one.
@@ -34,7 +35,7 @@ class Moment:
     progress_remaining: float
     """From 1 at the start to 0 at the end; schedules follow it."""
     acted: Callable[[int], nn.Module]
-    """The policy that acted, by version; for reading."""
+    """The policy that acted, by version; for reading, until another version is asked for."""
 
 
 def count_of(state: dict[str, Any], name: str) -> int:

@@ -1,7 +1,8 @@
 """The algorithms' options, PPO's with SB3's names, meanings and defaults. Imports no torch: the command line reads it.
 
 An algorithm's config has a `name`, says how long its rollouts are if nothing else is said (`default_n_steps`), whether
-it takes rollouts that are older than max_lag (`admits_late`), and how to time it on a small batch (`quick`).
+it takes rollouts that are older than max_lag (`admits_late`), and how to time it on a small batch (`quick`). All have
+`batch_size`, `gamma`, `norm_reward`, `clip_reward`, `learner_threads` and `learner_device`, which others read as well.
 """
 
 from __future__ import annotations
@@ -71,18 +72,11 @@ class PpoConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name}: expected a whole number of at least 1, got {value!r}")
-        for name in ("gamma", "gae_lambda"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UsageError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)!r}")
-        for name in ("max_grad_norm", "clip_reward"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name}: expected more than 0, got {getattr(self, name)!r}")
-        if self.target_kl is not None and self.target_kl <= 0:
+        _require_ranges(self)
+        if self.target_kl is not None and not self.target_kl > 0:
             raise UsageError(f"target_kl: expected more than 0 or none, got {self.target_kl!r}")
         if self.late not in ("reject", "weight", "vtrace"):
             raise UsageError(f"late: expected reject, weight or vtrace, got {self.late!r}")
-        if self.late_clip <= 0:
-            raise UsageError(f"late_clip: expected more than 0, got {self.late_clip!r}")
         if self.gradients not in ("auto", "autograd", "closed_form"):
             raise UsageError(f"gradients: expected auto, autograd or closed_form, got {self.gradients!r}")
         _require_effect(self.norm_reward, self.clip_reward)
@@ -119,7 +113,7 @@ class ImpalaConfig:
     gae_lambda: float = 1.0
     """How far V-trace's targets look ahead; 1 as in the paper."""
     late_clip: float = 1.0
-    """Where the ratios of the present policy to the one that acted are truncated (the paper's rho and c)."""
+    """Where the ratio of present to acting policy is truncated (the paper's rho); the paper's c stays at 1 at most."""
     ent_coef: float | str = 0.01
     """Weight of the entropy bonus; a schedule."""
     vf_coef: float = 0.5
@@ -145,12 +139,7 @@ class ImpalaConfig:
         for name in ("batch_size", "learner_threads"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}: expected a whole number of at least 1, got {getattr(self, name)!r}")
-        for name in ("gamma", "gae_lambda"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UsageError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)!r}")
-        for name in ("late_clip", "max_grad_norm", "clip_reward"):
-            if getattr(self, name) <= 0:
-                raise UsageError(f"{name}: expected more than 0, got {getattr(self, name)!r}")
+        _require_ranges(self)
         _require_effect(self.norm_reward, self.clip_reward)
         for name in ("learning_rate", "ent_coef"):
             schedule(name, getattr(self, name))
@@ -162,6 +151,18 @@ class ImpalaConfig:
 
 AlgorithmConfig = PpoConfig | ImpalaConfig
 ALGORITHMS: dict[str, type[PpoConfig] | type[ImpalaConfig]] = {"ppo": PpoConfig, "impala": ImpalaConfig}
+
+
+def _require_ranges(config: PpoConfig | ImpalaConfig) -> None:
+    """Each comparison asks for what should be: with NaN all are false."""
+    for name in ("gamma", "gae_lambda"):
+        if not 0.0 <= getattr(config, name) <= 1.0:
+            raise UsageError(f"{name}: expected a number from 0 to 1, got {getattr(config, name)!r}")
+    for name in ("late_clip", "max_grad_norm", "clip_reward"):
+        if not getattr(config, name) > 0:
+            raise UsageError(f"{name}: expected more than 0, got {getattr(config, name)!r}")
+    if not 0 <= config.vf_coef < float("inf"):
+        raise UsageError(f"vf_coef: expected a number of at least 0, got {config.vf_coef!r}")
 
 
 def _require_effect(norm_reward: bool, clip_reward: float) -> None:
@@ -186,14 +187,21 @@ def schedule(name: str, value: Schedule) -> Callable[[float], float]:
 
 
 def _tried(name: str, function: Callable[[float], float]) -> Callable[[float], float]:
-    """A user's function, called once: what is wrong with it should not come up in the middle of the first update."""
-    try:
-        start = float(function(1.0))
-    except Exception as error:
-        raise UsageError(
-            f"{name}: expected a number, lin_NUMBER, or a function of the progress left (from 1 down to 0) that "
-            f"returns a number; calling it with 1.0 raised {type(error).__name__}: {error}"
-        ) from error
-    if not 0 <= start < float("inf"):
-        raise UsageError(f"{name}: expected a number of at least 0, its function returns {start!r} for 1.0")
-    return function
+    """A user's function. It is called once now: what is wrong with it should not come up in the middle of an update."""
+
+    def value_at(progress_remaining: float) -> float:
+        at = f"{progress_remaining:.3g}" if progress_remaining < 1.0 else "1.0"
+        try:
+            value = function(progress_remaining)
+            is_right = 0 <= float(value) < float("inf")
+        except Exception as error:
+            raise UsageError(
+                f"{name}: expected a number, lin_NUMBER, or a function of the progress left (from 1 down to 0) that "
+                f"returns a number; calling it with {at} raised {type(error).__name__}: {error}"
+            ) from error
+        if not is_right:
+            raise UsageError(f"{name}: expected a number of at least 0, its function returns {value!r} for {at}")
+        return value
+
+    value_at(1.0)
+    return value_at

@@ -17,23 +17,28 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from headrace.errors import CheckpointError, NumericsError, SchemaError
+from headrace.errors import CheckpointError, NumericsError, SchemaError, UsageError
 from headrace.weights.store import Weights
 
 Array = npt.NDArray[Any]
 
 
-def require_weights(given: Mapping[str, Tensor], module: nn.Module) -> None:
+def require_weights(given: Mapping[str, Any], module: nn.Module) -> None:
     """Refuse weights that do not belong to this module, or that no policy can act with, before any of them is taken."""
     wanted = module.state_dict()
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise UsageError(
+                f"publish: {name}: expected a tensor, got {type(tensor).__name__}; pass a module or its state_dict()"
+            )
     for name in [*wanted, *(name for name in given if name not in wanted)]:
         expected, got = (tuple(some[name].shape) if name in some else "none" for some in (wanted, given))
         if expected != got:
             raise SchemaError(
                 f"publish: expected the parameters of the policy that acts: {name}: {expected}, got {got}"
             )
-    for name, _ in module.named_parameters():
-        if not bool(torch.isfinite(given[name]).all()):
+    for name, parameter in module.named_parameters():
+        if not bool(torch.isfinite(given[name].to(parameter.dtype)).all()):  # which may hold less than what is given
             raise NumericsError(
                 f"publish: {name} holds NaN or infinity; the weights have diverged: lower the learning rate, clip "
                 f"gradients, and look at the loss"

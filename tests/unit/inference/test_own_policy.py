@@ -407,3 +407,35 @@ def test_built_in_policies_are_not_tested(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("headrace.build.require_own_policy", lambda *_: pytest.fail("it is not the user's own"))
     with hr.PPO("MlpPolicy", Steady, n_envs=2, n_steps=8, topology="inline"):
         pass
+
+
+def with_actor(actor: nn.Module) -> TorchPolicy:
+    policy = TorchPolicy()
+    policy.actor = actor  # type: ignore[assignment]
+    return policy
+
+
+def old_weight_norm(layer: nn.Module) -> nn.Module:
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        return torch.nn.utils.weight_norm(layer)
+
+
+@pytest.mark.parametrize("make", [hr.PPO, lambda policy, env, **options: hr.Collector(env, policy, **options)])
+def test_modules_that_can_not_be_used_as_they_are(make: Any) -> None:
+    """Lazy layers have no shape yet; the old weight_norm keeps a tensor that torch can't copy."""
+    for policy, says in (
+        (with_actor(nn.LazyLinear(2)), r"TorchPolicy\.parameter actor\.weight: expected a parameter with a shape"),
+        (with_actor(old_weight_norm(nn.Linear(4, 2))), r"policy: TorchPolicy can't be copied: .*parametrizations"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            make(policy, "CartPole-v1", n_envs=4, n_steps=8, topology="inline", seed=1)
+
+
+@pytest.mark.parametrize("kind", [hr.PPO, hr.IMPALA])
+def test_a_policy_of_which_nothing_is_trained(kind: Any) -> None:
+    """A collector may act with it; a model would have no gradient."""
+    frozen, place = TorchPolicy().requires_grad_(False), {"n_envs": 4, "n_steps": 8, "topology": "inline", "seed": 1}
+    with pytest.raises(UsageError, match="policy: TorchPolicy has requires_grad=False everywhere: nothing to train"):
+        kind(frozen, "CartPole-v1", **place)
+    with hr.Collector("CartPole-v1", frozen, **place) as rollouts:  # type: ignore[arg-type]
+        assert next(rollouts).steps == 32

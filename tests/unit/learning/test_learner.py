@@ -265,10 +265,15 @@ def test_clip_range_and_entropy_coefficient_matter() -> None:
         ("max_grad_norm", 0.0),
         ("clip_range_vf", 0.0),
         ("target_kl", -1.0),
+        ("target_kl", float("nan")),
         ("gradients", "numeric"),
         ("learner_threads", 0),
         ("late", "never"),
         ("late_clip", 0.0),
+        ("late_clip", float("nan")),
+        ("max_grad_norm", float("nan")),
+        ("vf_coef", float("nan")),
+        ("vf_coef", -0.5),
     ],
 )
 def test_bad_options_are_refused_by_name(option: str, value: Any) -> None:
