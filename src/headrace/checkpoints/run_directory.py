@@ -56,9 +56,9 @@ def default_run_dir(env: str, algorithm: str, seed: int) -> Path:
 def _without_places(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration as JSON has it, without where it runs: a run may go on elsewhere."""
     plain: dict[str, Any] = json.loads(json.dumps(config))
-    for name in (*PLACES, *DEVICES):
-        for part in ("topology", "algorithm"):
-            plain.get(part, {}).pop(name, None)
+    for part in ("topology", "algorithm"):
+        for name in (*PLACES, *DEVICES) if isinstance(plain.get(part), dict) else ():
+            plain[part].pop(name, None)
     return plain
 
 
