@@ -413,6 +413,19 @@ def test_nothing_is_written_through_a_link(name: str, saved: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    "name", ["episodes.jsonl", "metrics.jsonl", "evaluations.npz", "result.json", "journal", "best"]
+)
+def test_a_directory_in_the_place_of_a_file_and_a_file_in_that_of_one(name: str, saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "out" / "checkpoints" / "step_000000000048")
+    there = tmp_path / "out" / name
+    there.mkdir() if "." in name else there.touch()
+    outcome = run("train", "--resume", "out", "--quiet", "--total-timesteps", "96", cwd=tmp_path)
+    assert outcome.code == 2
+    got, expected = ("a directory", "a file") if "." in name else ("a file", "a directory")
+    assert_says(outcome.only_error, [f"run directory out: {name} is {got}, expected {expected}; remove it"])
+
+
+@pytest.mark.parametrize(
     "text", ["", "[]", "{}", "null", "[" * 99_999, '{"session": []}', '{"session": {"total_timesteps": "x"}}',
              '{"session": {"total_timesteps": -1}}', '{"session": {"tags": NaN}}', '{"session": {"what": 1}}', "\0",
              '{"session": {"eval_every": 8, "stop_reward": "x"}}',
