@@ -131,7 +131,8 @@ def odd_returns(scale: Scale) -> Shown:
                 raw += error is not None and not isinstance(error, HeadraceError)
                 wrong += odd.is_malformed != (error is not None)
                 refused += error is not None
-                places = [f"env {ENVS[BAD]}, episode ({ENVS[BAD]}, {n}), seed {seed_of(ENVS[BAD], n)}" for n in (0, 1)]
+                index = ENVS[BAD]
+                places = [f"env {index}, episode {index}:{n}, seed {seed_of(index, n)}, step " for n in (0, 1)]
                 located += error is not None and str(error).startswith(tuple(places))
     finally:
         signal.signal(signal.SIGINT, before)
@@ -139,7 +140,7 @@ def odd_returns(scale: Scale) -> Shown:
     return Shown(
         "9",
         "Malformed returns of an environment",
-        f"{cases:,} seeded odd returns in 8 kinds of spaces: wrong shapes, dtypes, ranges, types, keys, "
+        f"{cases:,} seeded odd returns in 8 kinds of spaces: wrong shapes, dtypes, ranges, types, "
         "ragged and failing "
         f"arrays, infinite iterators, exceptions; in observations, rewards, flags, whole tuples; some of them sound.",
         [

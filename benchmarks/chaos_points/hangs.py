@@ -62,7 +62,8 @@ def hung(scale: Scale) -> Shown:
                     late.append(at - times_s(began)[0] - limit_s)
                     is_named = "hung in" in first and "of env" in first and f"in {function}" in stack
                     if point != "make":
-                        is_named &= all(word in first for word in ("worker", "episode (", "seed "))
+                        is_named &= all(word in first for word in ("worker", "seed "))
+                        is_named &= re.search(r"episode \d+:\d+, ", first) is not None
                     named += is_named
                 say(f"{kind}: {label}: limit {limit_s:.2f} s, noticed {late[-1]:.2f} s after it")
                 extra[f"{kind}: {label}"] = {"limit_s": limit_s, "late_s": late[-1], "text": first}

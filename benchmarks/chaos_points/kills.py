@@ -230,7 +230,7 @@ def silent_deaths(scale: Scale) -> Shown:
                     bits_of(run, WALK.advance(run, WALK.updates)) == want and run.source.place.replaced.restarts == 1
                 )
             at, text = said.records[0]
-            place = f"env 2, episode (2, 1), seed {leaf(SEED, Purpose.ENV, 2, 1)}, step 5"
+            place = f"env 2, episode 2:1, seed {leaf(SEED, Purpose.ENV, 2, 1)}, step 5"
             named += SILENT[what] in text and place in text and len(said.records) == 1
             if what != "hang-up":  # it looks for the line among all objects first, and takes its time
                 noticed.append(at - times_s(began)[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from copy import copy
 from operator import index
+from sys import float_info
 from typing import Any, SupportsIndex
 
 from headrace.plain_text import MAX_ERROR, shortened
@@ -50,9 +51,10 @@ def require_types(options: object, kinds: dict[type, tuple[str, ...]]) -> None:
             if value is None and getattr(type(options), name, None) is None:
                 continue
             is_bool = isinstance(value, bool) and kind is not bool
-            if is_bool or not isinstance(value, (int, float) if kind is float else kind):
+            is_beyond = kind is float and isinstance(value, int) and abs(value) > float_info.max  # JSON has such
+            if is_bool or is_beyond or not isinstance(value, (int, float) if kind is float else kind):
                 what = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}[kind]
-                raise UsageError(f"{name}: expected {what}, got {value!r}")
+                raise UsageError(f"{name}: expected {what}, got {shortened(repr(value), 200)}")
 
 
 def plain(value: Any) -> Any:

@@ -397,6 +397,19 @@ def test_the_key_is_made_once_and_for_its_owner_only(tmp_path: Path, monkeypatch
     assert proof.key_path() == tmp_path / "home" / ".local" / "state" / "headrace" / "key"
 
 
+def test_without_a_home_there_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container whose user has no entry in /etc/passwd."""
+
+    def nobody(number: int) -> Any:
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    for name in ("HEADRACE_KEY_FILE", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert proof.prove(proof.CHECKPOINT, {"a": 1}) is None
+    assert "no home directory for a key; set HEADRACE_KEY_FILE" in proof.doubt_about(proof.CHECKPOINT, {}, "0" * 64)
+
+
 def test_without_a_key_training_goes_on_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, canary: Callable[[], list[str]]
 ) -> None:

@@ -22,6 +22,7 @@ CASES = {
     "made:Silent": (EnvError, "could not be made: AssertionError without a message, from `assert False` (made.py:"),
     "made:Raises": (EnvError, "made:Raises: could not be made: RuntimeError: no licence file"),
     "made:Needs": (EnvError, "No module named 'simx_of_mine'; install the package that brings it, often: pip"),
+    "made:Unsaid": (EnvError, "could not be made: Unsayable: (its message can't be shown: ValueError)"),
     "made:Says": (EnvError, "DependencyNotInstalled: the simulator is missing, run `pip install simx`"),
     "made:Robots": (EnvError, "No module named 'gymnasium_robotics.missing'; pip install gymnasium-robotics"),
     "made:Nothing": (UsageError, "module 'made' has no attribute 'Nothing'"),
@@ -65,6 +66,24 @@ class Infoless(gym.Env):
 class Raises(gym.Env):
     def __init__(self):
         raise RuntimeError("no licence file")
+
+
+class Unsayable(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+class Unsaid(gym.Env):
+    def __init__(self):
+        raise Unsayable
+
+
+class Moody(gym.Env):
+    action_space = gym.spaces.Discrete(2)
+
+    @property
+    def observation_space(self):
+        raise RuntimeError("not connected yet")
 
 
 class Needs(gym.Env):
@@ -113,6 +132,7 @@ def test_the_error_has_the_cause_and_what_to_do(env: str, modules: Path) -> None
     [
         ("made:Spaceless", "Spaceless: it has no observation_space; set self.observation_space in its __init__"),
         ("made:Infoless", "returned an array, expected 2 (observation, info)"),
+        ("made:Moody", "Moody: its observation_space raised RuntimeError: not connected yet"),
     ],
 )
 def test_what_an_environment_lacks_is_said_in_gymnasiums_words(env: str, said: str, modules: Path) -> None:

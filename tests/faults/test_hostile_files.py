@@ -109,6 +109,8 @@ STATES: list[tuple[str, Any]] = [
     ("config.algorithm.vf_coef", NAN),
     ("config.algorithm.vf_coef", "x"),
     ("config.algorithm.max_grad_norm", NAN),
+    ("config.algorithm.vf_coef", 10**400),
+    ("config.policy.clip_obs", 10**400),
     ("config.algorithm.learning_rate", "lin_nan"),
     ("config.algorithm.learning_rate", [1]),
     ("config.algorithm.batch_size", 0),
@@ -411,6 +413,19 @@ def test_nothing_is_written_through_a_link(name: str, saved: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    "name", ["episodes.jsonl", "metrics.jsonl", "evaluations.npz", "result.json", "journal", "best"]
+)
+def test_a_directory_in_the_place_of_a_file_and_a_file_in_that_of_one(name: str, saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "out" / "checkpoints" / "step_000000000048")
+    there = tmp_path / "out" / name
+    there.mkdir() if "." in name else there.touch()
+    outcome = run("train", "--resume", "out", "--quiet", "--total-timesteps", "96", cwd=tmp_path)
+    assert outcome.code == 2
+    got, expected = ("a directory", "a file") if "." in name else ("a file", "a directory")
+    assert_says(outcome.only_error, [f"run directory out: {name} is {got}, expected {expected}; remove it"])
+
+
+@pytest.mark.parametrize(
     "text", ["", "[]", "{}", "null", "[" * 99_999, '{"session": []}', '{"session": {"total_timesteps": "x"}}',
              '{"session": {"total_timesteps": -1}}', '{"session": {"tags": NaN}}', '{"session": {"what": 1}}', "\0",
              '{"session": {"eval_every": 8, "stop_reward": "x"}}',
@@ -425,6 +440,16 @@ def test_a_config_of_a_run_that_is_none(text: str, saved: Path, tmp_path: Path) 
     assert_says(outcome.only_error, ["out/config.json can't be read"])
     with pytest.raises(UsageError, match=r"config\.json can't be read|holds another run"):
         open_run_dir(tmp_path / "out", {"seed": 1, "topology": {}}, False)
+
+
+def test_a_config_of_a_run_whose_parts_are_none(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "out" / "checkpoints" / "step_000000000048")
+    for part in ("[]", "null", '"ppo"'):
+        text = '{"session": {}, "topology": {}, "algorithm": ' + part + "}"
+        (tmp_path / "out" / "config.json").write_text(text)
+        outcome = run("train", "--resume", "out", "--quiet", "--total-timesteps", "96", cwd=tmp_path)
+        assert outcome.code == 2
+        assert_says(outcome.only_error, ["run directory out holds another run"])
 
 
 # ------------------------------------------------------------------------------------------------- files beside them
@@ -566,7 +591,8 @@ def test_a_report_of_files_from_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [("run.json", "[" * 99_999), ("run.json", '{"n_envs": 2, "n_envs": 3}'), ("run.json", "\0"),
-     ("run.json", '{"env": {"kwargs": {}}}'), ("run.toml", "a = " + "[" * 99_999), ("run.toml", "n_envs = nan")],
+     ("run.json", '{"env": {"kwargs": {}}}'), ("run.toml", "a = " + "[" * 99_999), ("run.toml", "n_envs = nan"),
+     ("run.json", '{"gamma": 1' + "0" * 400 + "}"), ("run.toml", "hang_floor_s = 1" + "0" * 400)],
 )  # fmt: skip
 def test_a_configuration_that_is_none(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)

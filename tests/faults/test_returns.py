@@ -331,6 +331,30 @@ def test_the_last_observation_of_an_episode_is_read_as_the_others_are(name: str,
     assert_says(str(caught.value), [f"env {ENVS[0]}, episode {ENVS[0]}:0, seed", "step 1", *said])
 
 
+class NextOdd(Returning):
+    """The odd observation is that of the second reset."""
+
+    resets = 0
+
+    def reset(self, **options: Any) -> Any:
+        obs, info = super().reset(**options)
+        self.resets += 1
+        return (self._parts["obs"] if self.resets == 2 else obs), info
+
+    def step(self, action: Any) -> Any:
+        return Steady.step(self, action)
+
+
+@pytest.mark.parametrize("name", ["ragged", "an observation beyond float32", "a choice out of range", "300 in an int8"])
+def test_a_reset_in_the_middle_of_a_run_is_not_mistaken_for_the_step_before_it(name: str) -> None:
+    parts, said = NAMED[name]
+    with pytest.raises(EnvError) as caught:
+        played(SerialEnvs(lambda: NextOdd(**parts), ENVS, seed_of))
+    assert_says(
+        str(caught.value), [f"env {ENVS[0]}, episode {ENVS[0]}:0, seed", "step 4", *said, "from the reset that"]
+    )
+
+
 @pytest.mark.parametrize("name", [name for name in NAMED if name != "a reward beyond float32"])
 def test_a_repeated_action_hides_nothing(name: str) -> None:
     parts, said = NAMED[name]
@@ -465,6 +489,25 @@ def test_a_pools_returns_are_read_in_the_same_way(parts: dict[str, Any], positio
     with pytest.raises(EnvFailure, match=said) as caught:
         envs.step(slab.rows[0], lambda position, obs: None)
     assert caught.value.position == position
+
+
+class Clinging(OddPool):
+    """Can't be closed the first time."""
+
+    is_stuck = True
+
+    def close(self, **options: Any) -> None:
+        if self.is_stuck:
+            self.is_stuck = False
+            raise RuntimeError("the door is stuck")
+        super().close(**options)
+
+
+def test_a_pool_that_can_not_be_closed_is_named() -> None:
+    envs = GymnasiumVector(Clinging(3), ENVS, seed_of)
+    with pytest.raises(EnvError, match=r"^Clinging: could not be closed: RuntimeError: the door is stuck$"):
+        envs.close()
+    envs.close()
 
 
 def test_a_pool_that_says_0_and_1_is_understood() -> None:

@@ -253,6 +253,32 @@ def test_get_env_steps_as_sb3_does() -> None:
         vec_env.close()
 
 
+class OneBuffer(Steady):
+    """All instances write their observations into the same memory, and say nothing in info."""
+
+    memory = np.zeros(3, np.float32)
+
+    def _seen(self) -> Any:
+        self.memory[:] = super()._seen()
+        return self.memory
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], None
+
+
+def test_get_env_copies_observations_as_it_gets_them() -> None:
+    seen = []
+    for env in (Steady, OneBuffer):
+        with hr.PPO("MlpPolicy", env, **SMALL) as model:
+            vec_env = model.get_env()
+            seen.append([vec_env.reset()])
+            for _ in range(5):
+                obs, _, _, infos = vec_env.step(np.ones(4, int))
+                seen[-1].append(obs)
+            seen[-1] += [info["terminal_observation"] for info in infos]
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(*seen, strict=True))
+
+
 # ------------------------------------------------------------------------------------------------------------ keywords
 
 

@@ -16,10 +16,11 @@ from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
-from headrace.api.arguments import with_env
+from headrace.api.arguments import source_of, with_env
 from headrace.api.whereabouts import whereabouts
 from headrace.checkpoints.run_directory import other_versions, read_config
 from headrace.collecting.topology import PLACES
+from headrace.envs.instances import Instance
 from headrace.envs.masks import masked
 from headrace.envs.seeds import Purpose
 from headrace.envs.spec import MASKS, EnvSource, EnvSpec
@@ -42,7 +43,7 @@ _EPISODE = re.compile(r"\s*(\d{1,18})\s*[:,]\s*(\d{1,18})\s*")
 def replay(
     run: str | os.PathLike[str],
     episode: str | tuple[int, int],
-    env: EnvSource | EnvSpec | None = None,
+    env: EnvSource | EnvSpec | Instance | None = None,
     trust: bool = False,
     render: str | os.PathLike[str] | None = None,
 ) -> Replayed:
@@ -92,13 +93,14 @@ def compare_runs(a: Path, b: Path) -> tuple[Parting | None, list[str]]:
     return first_parting(was_recorded, now_recorded), differs
 
 
-def admitted_env(run: Path, env: EnvSource | EnvSpec | None = None, trust: bool = False) -> EnvSpec:
+def admitted_env(run: Path, env: EnvSource | EnvSpec | Instance | None = None, trust: bool = False) -> EnvSpec:
     """The environment of a run, if it may be built."""
+    given: EnvSource | EnvSpec | None = source_of(env)
     config, doubt = read_config(run)
-    admit_config(config, str(run / "config.json"), doubt, env, trust)
-    if env is None:
+    admit_config(config, str(run / "config.json"), doubt, given, trust)
+    if given is None:
         return decode_env(config["env"])
-    spec = env if isinstance(env, EnvSpec) else with_env(config["env"], env)
+    spec = given if isinstance(given, EnvSpec) else with_env(config["env"], given)
     spec = masked(spec) if MASKS in config["env"]["wrappers"] else spec
     return replaced(spec, seed_bits=config["env"]["seed_bits"])  # as the run found them
 

@@ -27,6 +27,7 @@ from headrace.api.replay import admitted_env, read_frames, why_it_differs
 from headrace.api.whereabouts import whereabouts
 from headrace.envs.actions import sender
 from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation
+from headrace.envs.instances import Instance
 from headrace.envs.replaying import Replay
 from headrace.envs.seeds import Purpose
 from headrace.envs.spec import EnvSource, EnvSpec
@@ -58,7 +59,7 @@ class Exported:
 def export_rollouts(
     run: str | os.PathLike[str],
     to: str | os.PathLike[str],
-    env: EnvSource | EnvSpec | None = None,
+    env: EnvSource | EnvSpec | Instance | None = None,
     trust: bool = False,
     progress: Progress = lambda episodes, total, steps: None,
 ) -> Exported:

@@ -8,6 +8,7 @@ write; headrace's own loops go through envs/vector_env.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,13 +115,14 @@ class VecEnv:
         self._returns[index], self._lengths[index] = 0.0, 0
         seed = self._seeds[index]
         observation, self.reset_infos[index] = self.envs[index].reset(seed=seed)
-        return observation
+        return copy.deepcopy(observation)  # now: it may be memory that others write to as well
 
     def _step(self, index: int, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.envs[index].step(action)
         self._returns[index] += float(reward)
         self._lengths[index] += 1
-        info = {**info, "TimeLimit.truncated": bool(truncated and not terminated)}
+        observation = copy.deepcopy(observation)
+        info = {**(info or {}), "TimeLimit.truncated": bool(truncated and not terminated)}
         if terminated or truncated:
             elapsed = round(now_s() - self._start_s, 6)
             info |= {"terminal_observation": observation}

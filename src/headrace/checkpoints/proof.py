@@ -41,7 +41,10 @@ def key_path() -> Path:
     if os.environ.get(KEY_VARIABLE):
         return _absolute(os.environ[KEY_VARIABLE])
     state = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
+    try:
+        home = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
+    except RuntimeError:  # no HOME, and nobody of that number in /etc/passwd, as in many containers
+        raise KeyUnusableError(f"there is no home directory for a key; set {KEY_VARIABLE} to a file of yours") from None
     return home / "headrace" / "key"
 
 

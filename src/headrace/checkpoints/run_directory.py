@@ -12,6 +12,7 @@ Does not know sessions or runs.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import logging
@@ -32,7 +33,7 @@ from headrace.collecting.topology import DEVICES, PLACES
 from headrace.episodes.journal_file import cut_journal
 from headrace.errors import JournalError, UsageError
 from headrace.evaluation.evaluate import Evaluated
-from headrace.files import MAX_JSON_BYTES, parse_object, read_lines, read_regular, require_no_links
+from headrace.files import MAX_JSON_BYTES, is_real_directory, parse_object, read_lines, read_regular, require_no_links
 from headrace.run_lock import RunLock
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ _WRITTEN = {
     "wandb", "wandb.json", "wandb.log",
     "tuning.json", "result.json", "report.html", "report.png", "checkpoints", "best", "superseded", "journal",
 }  # fmt: skip
+_FOLDERS = {"wandb", "checkpoints", "best", "superseded", "journal"}
 _UNFINISHED = (".partial", ".unfinished", ".old")
 _PACKAGES = ("headrace", "torch", "numpy", "gymnasium", "safetensors")
 
@@ -56,9 +58,9 @@ def default_run_dir(env: str, algorithm: str, seed: int) -> Path:
 def _without_places(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration as JSON has it, without where it runs: a run may go on elsewhere."""
     plain: dict[str, Any] = json.loads(json.dumps(config))
-    for name in (*PLACES, *DEVICES):
-        for part in ("topology", "algorithm"):
-            plain.get(part, {}).pop(name, None)
+    for part in ("topology", "algorithm"):
+        for name in (*PLACES, *DEVICES) if isinstance(plain.get(part), dict) else ():
+            plain[part].pop(name, None)
     return plain
 
 
@@ -114,11 +116,16 @@ def _begin(run_dir: Path, config: dict[str, Any], is_new: bool) -> None:
 
 
 def _require_no_links(run_dir: Path) -> None:
-    """Refuse to write through a link or a pipe that an archive may have put there."""
+    """Refuse to write through a link or a pipe that an archive may have put there, or to a folder in a file's place."""
     found = [path.name for path in run_dir.iterdir()] if run_dir.is_dir() else []
     written = [name for name in found if name in _WRITTEN or name.startswith("events.") or name.endswith(_UNFINISHED)]
     try:
         require_no_links(run_dir, written)
+        for name in written:
+            is_folder = is_real_directory(run_dir / name)
+            if name in _WRITTEN and is_folder != (name in _FOLDERS):
+                got, expected = ("a directory", "a file") if is_folder else ("a file", "a directory")
+                raise OSError(errno.EEXIST, f"{name} is {got}, expected {expected}")
         for folder in (run_dir / "checkpoints", run_dir / "superseded", run_dir / "journal"):
             require_no_links(folder, [path.name for path in folder.iterdir()] if folder.is_dir() else [])
     except OSError as error:

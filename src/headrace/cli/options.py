@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import json
 import shutil
+import sys
 import tomllib
 import types
 import typing
@@ -23,6 +24,7 @@ from headrace.checkpoints.proof import CONFIGURATION, doubt_about
 from headrace.cli.help_text import help_text
 from headrace.errors import UsageError
 from headrace.files import parse_json, read_named, require_bounded
+from headrace.plain_text import shortened
 
 CLEANRL_NAMES = {
     "num-envs": "n-envs",
@@ -257,13 +259,13 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
             return tuple(_converted(entry, typing.get_args(one)[0], where) for entry in value)
         if one is Path and isinstance(value, str):
             return Path(value)
-        if one is float and type(value) is int:
+        if one is float and type(value) is int and abs(value) <= sys.float_info.max:
             return float(value)
         if isinstance(one, type) and type(value) is one:
             return value
     if isinstance(value, dict) and "callable" in value:
         raise UsageError(f"{where}: was a function ({value['callable']}), which a file can't hold")
-    raise UsageError(f"{where}: expected {' or '.join(map(_named, kinds))}, got {value!r}")
+    raise UsageError(f"{where}: expected {' or '.join(map(_named, kinds))}, got {shortened(repr(value), 200)}")
 
 
 def _named(kind: Any) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from headrace.cli.options import env_kwargs, parse, translate
+from headrace.cli.named_env import named_env
+from headrace.cli.options import parse, translate
 from headrace.errors import UsageError
 from headrace.plain_text import printable
 
@@ -67,11 +68,8 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"expected an episode such as 3:17; headrace replay {options.run} --list shows them")
     from headrace.api.replay import admitted_env, replay
     from headrace.cli.own_modules import find_own_modules
-    from headrace.envs.spec import EnvSpec
 
-    given = None
-    if options.env is not None:
-        given = EnvSpec(options.env, env_kwargs(options.env_kwargs), options.wrappers, options.action_repeat)
+    given = named_env(options.env, options.env_kwargs, options.wrappers, options.action_repeat)
     spec = admitted_env(options.run, given, options.trust)
     find_own_modules(spec.encode())
     result = replay(options.run, options.episode, spec, render=options.render)

@@ -10,7 +10,8 @@ from typing import Annotated, Self
 
 import tyro
 
-from headrace.cli.options import env_kwargs, parse, translate
+from headrace.cli.named_env import named_env
+from headrace.cli.options import parse, translate
 from headrace.cli.printing import say
 from headrace.clock import now_s
 
@@ -43,12 +44,9 @@ def main(argv: list[str]) -> int:
     from headrace.api.replay import admitted_env
     from headrace.api.rollouts import export_rollouts, require_target
     from headrace.cli.own_modules import find_own_modules
-    from headrace.envs.spec import EnvSpec
 
     require_target(options.to)
-    given = None
-    if options.env is not None:
-        given = EnvSpec(options.env, env_kwargs(options.env_kwargs), options.wrappers, options.action_repeat)
+    given = named_env(options.env, options.env_kwargs, options.wrappers, options.action_repeat)
     spec = admitted_env(options.run, given, options.trust)
     find_own_modules(spec.encode())
     with _Shown(options.quiet) as shown:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import gymnasium as gym
 
+from headrace.plain_text import MAX_ERROR, message_of
 from headrace.presets import preset_of
 
 # Beginning of an id: (the module that registers it, what to install)
@@ -40,7 +41,8 @@ _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco"}  # modules that Gymnasium's own
 
 def reason(error: BaseException) -> str:
     """What was raised, in words."""
-    text = str(error).partition(" was raised from the environment creator for ")[0]  # gymnasium.make repeats the rest
+    # gymnasium.make repeats what is known.
+    text = message_of(error, MAX_ERROR).partition(" was raised from the environment creator for ")[0]
     if text:
         return f"{type(error).__name__}: {text}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -55,12 +57,12 @@ def hint(env: str, error: BaseException) -> str:
     newer = _newest(env)
     if newer is not None:
         return f"; {newer} is its newest version"
-    if "unexpected keyword argument 'frameskip'" in str(error):
+    if "unexpected keyword argument 'frameskip'" in message_of(error):
         return "; the preset atari sets it, for ids that begin with ALE/"
     missing = next((one.name for one in _chain(error) if isinstance(one, ModuleNotFoundError) and one.name), None)
     if missing in _EXTRAS:
         return f"; or pip install 'headrace[{_EXTRAS[missing]}]'"
-    if any("pip install" in str(one) for one in _chain(error)):
+    if any("pip install" in message_of(one) for one in _chain(error)):
         return ""
     return f"; {to_install(missing)}" if missing else ""
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation, require_alike
-from headrace.envs.raising import failure
+from headrace.envs.missing import reason
+from headrace.envs.raising import failure, require_own
 from headrace.errors import EnvError
 from headrace.memory.crash_note import CLOSE, DOING, MAKE, NOTHING, POSITION
 from headrace.memory.spaces import ObservationSpace, Space
@@ -41,13 +42,23 @@ def open_all(make: Callable[[], gym.Env[Any, Any]], env_indices: Sequence[int], 
         note[DOING] = NOTHING
         env = envs[0]
         where = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-        observation = describe_observation(getattr(env, "observation_space", None), where, env)
-        action = describe_action(getattr(env, "action_space", None), where)
+        observation = describe_observation(_space_of(env, "observation", where), where, env)
+        action = describe_action(_space_of(env, "action", where), where)
         require_alike(envs, list(env_indices), where)
     except BaseException:
         close_all(envs, env_indices, note)
         raise
     return Opened(envs, observation, action)
+
+
+def _space_of(env: gym.Env[Any, Any], role: str, where: str) -> gym.Space[Any] | None:
+    """A space, which may be a property; None if there is none."""
+    try:
+        space: gym.Space[Any] | None = getattr(env, f"{role}_space", None)
+    except BaseException as error:
+        require_own(error, where)
+        raise EnvError(f"{where}: its {role}_space raised {reason(error)}") from error
+    return space
 
 
 def close_all(envs: Envs, env_indices: Sequence[int], note: memoryview) -> None:

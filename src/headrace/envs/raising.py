@@ -47,6 +47,16 @@ def failure(position: int, env_index: int, error: BaseException, where: str = ""
     return EnvFailure(position, f"{f'{where} ' if where else ''}{said}{hint}", is_raised)
 
 
+def after_reset(error: Exception, steps: Any) -> Exception:
+    """What was refused in a row of steps: of an environment that has not stepped since its reset, it was the reset's.
+
+    The row, and so the place, is that of the step before.
+    """
+    if isinstance(error, EnvFailure) and not steps[error.position] and error.reason.startswith("returned "):
+        error.reason = f"{error.reason}, from the reset that followed"
+    return error
+
+
 def _old_ways(text: str, where: str) -> str:
     """What to do about an environment that was written for gym, before Gymnasium."""
     if where.startswith("reset") and "got 2" not in text:

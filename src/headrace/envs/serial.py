@@ -23,7 +23,7 @@ from headrace.clock import now_ns
 from headrace.envs.actions import sender
 from headrace.envs.clamping import Clamp
 from headrace.envs.opening import close_all, open_all
-from headrace.envs.raising import failure
+from headrace.envs.raising import after_reset, failure
 from headrace.envs.replaying import bring_back, require_seed
 from headrace.envs.returns import PLAIN, WHOLE, Returns
 from headrace.envs.vector_env import EnvFailure, FinalObs, LiveEpisode
@@ -125,8 +125,8 @@ class SerialEnvs:
                     out[position] = obs
                 else:
                     returns.write(position, obs, row.next_obs)
-        except (HeadraceError, EnvFailure):
-            raise
+        except (HeadraceError, EnvFailure) as error:
+            raise after_reset(error, self._step) from error.__cause__
         except BaseException as error:
             raise failure(position, self._indices[position], error) from error
         if usual.is_ranged:

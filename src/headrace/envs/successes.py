@@ -61,8 +61,15 @@ class Successes:
 
 def success(info: Any) -> bool | None:
     """What one info says."""
-    said = info.get("is_success") if isinstance(info, Mapping) else None
-    return None if said is None else bool(said)
+    return _told(info.get("is_success")) if isinstance(info, Mapping) else None
+
+
+def _told(said: Any) -> bool | None:
+    """None if it is neither yes nor no, as an array of several is."""
+    try:
+        return None if said is None else bool(said)
+    except Exception:
+        return None
 
 
 def _of_pool(infos: Any, position: int) -> bool | None:
@@ -73,5 +80,5 @@ def _of_pool(infos: Any, position: int) -> bool | None:
         if isinstance(found, Mapping) and "is_success" in found:
             has = found.get("_is_success")
             if has is None or has[position]:
-                return bool(found["is_success"][position])
+                return _told(found["is_success"][position])
     return None

@@ -158,8 +158,10 @@ def _judge_single(game: _Game, say: Callable[[str], None]) -> tuple[str, str, di
     # Later episodes first, so that nothing was played before them in their process.
     alone = [Job(range(index, index + 1), len(here[index, episode].reward), episode)
              for index, episode in sorted(here, key=lambda key: (-key[1], key[0]))]  # fmt: skip
+    first = here[0, 0]
+    left_after = len(first.reward) if (0, 1) in here and not first.flags[-1].any() else 0
     say("playing the same again in a fresh process, and every episode alone in another one")
-    again, each = _in_fresh_processes(game, [Job(range(INSTANCES), rows)], alone)
+    again, each = _in_fresh_processes(game, [Job(range(INSTANCES), rows, left_after=left_after)], alone)
     steps = sum(len(trace.reward) for trace in here.values())
     for others, how in ((each, "played alone in a fresh process"), (again, "played again in a fresh process")):
         for (index, episode), trace in sorted(here.items(), key=lambda one: one[0][::-1]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,14 @@ import gymnasium as gym
 
 from headrace.envs.actions import sender
 from headrace.envs.adapters.gymnasium_spaces import describe_action, describe_observation
+from headrace.envs.raising import failure
 from headrace.envs.replaying import Replay
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import EnvFailure
 from headrace.episodes.recorded import RecordedEpisode
-from headrace.errors import EnvError, ReplayError, UsageError
+from headrace.errors import EnvError, HeadraceError, ReplayError, UsageError
 from headrace.memory.spaces import shape_of
+from headrace.plain_text import message_of
 
 Look = Callable[[gym.Env[Any, Any], Replay], None]  # called after the reset and after every step
 
@@ -82,8 +84,15 @@ def replay_env(spec: EnvSpec) -> Iterator[gym.Env[Any, Any]]:
     env = spec.make()
     try:
         yield env
-    finally:
+    except BaseException:
+        with suppress(Exception):
+            env.close()
+        raise
+    try:
         env.close()
+    except BaseException as error:
+        why = failure(0, 0, error).reason.removeprefix("raised ")
+        raise EnvError(f"{spec.name}: could not be closed: {why}") from error
 
 
 def replay_in(
@@ -100,7 +109,7 @@ def replay_in(
                 f"{where}: expected actions of {wanted[0]} and shape {wanted[1]}, as the environment takes them, "
                 f"got {actions.dtype} and {actions.shape[1:]}; is it the environment of the run?"
             )
-        obs, _ = env.reset(seed=seed)
+        obs = _reset(env, recorded.env_index, seed)
         replay = Replay(env.step, obs, spaces, (recorded.env_index, recorded.episode))
         look(env, replay)
         marks, agreed, parted = dict(recorded.marks), 0, None
@@ -116,12 +125,14 @@ def replay_in(
                 break
     except EnvFailure as failure:
         raise EnvError(f"{where}, step {count}: the environment {failure.reason}") from (failure.__cause__ or failure)
-    except (ReplayError, EnvError):
+    except HeadraceError:
         raise
     except gym.error.DependencyNotInstalled as error:  # as render() of most environments needs pygame
         raise UsageError(f"{where}, step {count}: a package is missing: {error}") from error
     except Exception as error:
-        raise EnvError(f"{where}, step {count}: the environment raised {type(error).__name__}: {error}") from error
+        raise EnvError(
+            f"{where}, step {count}: the environment raised {type(error).__name__}: {message_of(error)}"
+        ) from error
     outcome = Outcome(replay.length, math.fsum(rewards), terminated, truncated, replay.checksum)
     difference = _difference(recorded, outcome, agreed, parted)
     rounding = 1e-9 * math.fsum(map(abs, rewards))  # the run summed them in another order
@@ -132,6 +143,14 @@ def replay_in(
     ):
         difference = f"every step is identical, but the recorded return is not their sum, {outcome.total_reward:g}"
     return Replayed(recorded, seed, outcome, difference)
+
+
+def _reset(env: gym.Env[Any, Any], env_index: int, seed: int) -> Any:
+    try:
+        obs, _ = env.reset(seed=seed)
+    except BaseException as error:
+        raise failure(0, env_index, error, f"reset(seed={seed})") from error
+    return obs
 
 
 def _difference(recorded: RecordedEpisode, got: Outcome, agreed: int, parted: int | None) -> str | None:

@@ -11,6 +11,7 @@ Does not know what the traces are compared for (check).
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import os
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from headrace.envs.building import build_envs
 from headrace.envs.masks import keep_lawful
 from headrace.envs.seeds import Purpose, sequence
+from headrace.envs.serial import SerialEnvs
 from headrace.envs.spec import EnvSpec
 from headrace.envs.vector_env import EnvFailure, LiveEpisode, VectorEnv
 from headrace.errors import EnvError
@@ -37,6 +39,7 @@ MOST_ROWS = 1_000
 MOST_S = 5.0  # of one job: a slow environment is judged by fewer steps
 MOST_EPISODES = 5  # of one environment
 _BLOCK = 64  # actions drawn at once
+_MOST_BYTES = 256  # of an observation that is kept as it is
 
 Array = npt.NDArray[Any]
 Key = tuple[int, int]  # env index, episode
@@ -49,11 +52,13 @@ class Job:
     env_indices: range
     rows: int
     first_episode: int = 0
+    left_after: int = 0
+    """The row after which the first environment leaves an episode that goes on and on; 0: never."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One episode: the bytes of its observations (the reset's first), rewards and flags.
+    """One episode: the bytes of its observations (the reset's first), or digests of long ones, rewards and flags.
 
     The observation after a termination is not among them: nothing is ever done with it.
     """
@@ -95,7 +100,11 @@ class _Recording:
 def record(
     envs: VectorEnv, job: Job, seed: int, seed_of: Callable[[int, int], int], most_s: float = math.inf
 ) -> dict[Key, Trace]:
-    """Play a job and keep what was seen. With a limit of time it also ends when every environment has played enough."""
+    """Play a job and keep what was seen.
+
+    With a limit of time it also ends when every environment has played enough; and half-way the first environment
+    leaves its first episode, if that goes on: what is carried over a reset shows in a second episode only.
+    """
     n, indices = envs.num_envs, job.env_indices
     row = lone_row(envs.observation_space, envs.action_space, n)
     obs, action, following = row.obs, row.action, row.next_obs
@@ -106,8 +115,8 @@ def record(
     _begin(envs, job, seed_of, obs)
     for b, index in enumerate(indices):
         found[index, job.first_episode] = _Recording([_bytes(obs, b)])
-    began = time.perf_counter()
-    for _ in range(job.rows):
+    began, is_timed, is_half = time.perf_counter(), most_s < math.inf, False
+    for number in range(1, job.rows + 1):
         for b, index in enumerate(indices):
             key = (index, int(episode[b]))
             if key not in chosen:
@@ -130,10 +139,20 @@ def record(
                 one.obs.append(finals[b])
             episode[b] += 1
             found[index, int(episode[b])] = _Recording([] if envs.skips_rows else [_bytes(following, b)])
+        elapsed_s, is_left = time.perf_counter() - began, number == job.left_after
+        if is_timed and not is_half and (number >= job.rows // 2 or elapsed_s > most_s / 2):
+            is_half, is_left = True, bool(episode[0] == job.first_episode)
+        if is_left and isinstance(envs, SerialEnvs):
+            try:
+                envs.abandon(0, following)
+            except EnvFailure:  # some refuse a reset before the end, and training does not ask for one
+                break
+            episode[0] += 1
+            found[indices[0], int(episode[0])] = _Recording([_bytes(following, 0)])
         for name, leaf in following.items():
             obs[name][...] = leaf
         is_enough = (episode >= job.first_episode + MOST_EPISODES).all()
-        if most_s < math.inf and (is_enough or time.perf_counter() - began > most_s):
+        if is_timed and (is_enough or elapsed_s > most_s):
             break
     return {key: one.trace() for key, one in found.items() if one.reward}
 
@@ -176,11 +195,16 @@ def _actions(space: Space, seed: int, env_index: int, episode: int) -> Iterator[
 
 
 def _bytes(leaves: Leaves, b: int) -> bytes:
-    return b"".join(leaf[b].tobytes() for leaf in leaves.values())
+    return _short(b"".join(leaf[b].tobytes() for leaf in leaves.values()))
 
 
 def _bytes_of(final: dict[str, Any], like: Leaves) -> bytes:
-    return b"".join(np.asarray(final[name]).astype(leaf.dtype).tobytes() for name, leaf in like.items())
+    return _short(b"".join(np.asarray(final[name]).astype(leaf.dtype).tobytes() for name, leaf in like.items()))
+
+
+def _short(data: bytes) -> bytes:
+    """Thousands of large images would fill the memory of three processes."""
+    return data if len(data) <= _MOST_BYTES else hashlib.blake2b(data, digest_size=32).digest()
 
 
 def play(payload: tuple[EnvSpec, int, Sequence[Job]], note: CrashNote) -> bytes:

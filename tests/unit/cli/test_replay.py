@@ -147,6 +147,8 @@ def test_the_list_and_its_orders(trained: Path) -> None:
         (("out", "1:1", "--render", "no/film.gif"), 2, ["existing directory"]),
         (("--diff", "out", "nowhere"), 1, ["nowhere: there is no such directory"]),
         (("nowhere", "--list"), 1, ["nowhere: there is no such directory"]),
+        (("out", "1:1", "--env-kwargs", '{"sutton_barto_reward": true}'), 2, ["--env-kwargs: expected --env as well"]),
+        (("out", "1:1", "--action-repeat", "2"), 2, ["--action-repeat: expected --env as well"]),
         (("--diff", "out"), 2, ["--diff: expected two run directories, got 1"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -280,6 +282,31 @@ def test_functions_must_be_given_again(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="built by functions"):
         hr.replay(folder, "0:0")
     assert hr.replay(folder, "0:0", env=Noisy).is_identical
+
+
+def test_an_instance_may_be_given_as_to_load(tmp_path: Path) -> None:
+    folder = train(Noisy(), tmp_path / "out")
+    assert hr.replay(folder, "0:0", env=Noisy()).is_identical
+
+
+class Clings(Noisy):
+    def close(self) -> None:
+        raise RuntimeError("the door is stuck")
+
+
+class Leaves(Noisy):
+    def reset(self, **options: Any) -> Any:
+        raise SystemExit(3)
+
+
+def test_an_environment_that_can_not_be_closed_or_ends_the_program(tmp_path: Path) -> None:
+    folder = train("support.bit_envs:Noisy", tmp_path / "out")
+    with pytest.raises(EnvError, match=r"Clings: could not be closed: RuntimeError: the door is stuck"):
+        hr.replay(folder, "0:0", env=Clings)
+    with pytest.raises(
+        EnvError, match=r"episode 0:0, seed .*, step 0: the environment reset\(.*\) raised SystemExit: 3"
+    ):
+        hr.replay(folder, "0:0", env=Leaves)
 
 
 @pytest.mark.parametrize("episode", [(1,), (1, -2), (True, 1), "x", 7, None])

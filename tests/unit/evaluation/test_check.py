@@ -18,6 +18,7 @@ from headrace.errors import EnvError
 from headrace.evaluation import trace
 from headrace.evaluation.check import Checked
 from headrace.evaluation.trace import Job, Trace, played
+from support.bit_envs import Pixels
 from support.faulty_envs import (
     Busy,
     CarriesState,
@@ -100,6 +101,41 @@ def test_class_c_with_the_first_difference_named(spec: hr.EnvSpec, evidence: str
     assert found.env_class == "C"
     assert found.evidence.startswith(evidence)
     assert "NOT: same bits" in found.text()
+
+
+LONG = {"length": 10_000}
+
+
+@pytest.mark.parametrize("kept", [gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward])
+def test_what_is_carried_over_a_reset_is_found_where_episodes_are_long(kept: Any) -> None:
+    """No episode ends by itself while it is played: one of them is left for the next."""
+    found = hr.check_env(hr.EnvSpec(Steady, LONG, wrappers=(kept,)))
+    assert found.env_class == "C"
+    assert found.evidence.startswith(f"env 0, episode 0:1, {ALONE}")
+
+
+class NoEarlyResets(gym.Wrapper[Any, Any, Any, Any]):
+    """As SB3's Monitor is by its own choice."""
+
+    is_over = True
+
+    def reset(self, **options: Any) -> Any:
+        if not self.is_over:
+            raise RuntimeError("tried to reset before the end")
+        self.is_over = False
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.is_over = terminated or truncated
+        return obs, reward, terminated, truncated, info
+
+
+def test_long_episodes_of_class_a_and_those_that_can_not_be_left() -> None:
+    found = hr.check_env(hr.EnvSpec(Steady, LONG))
+    assert (found.env_class, found.evidence[:25]) == ("A", "4 episodes of 3 instances")
+    found = hr.check_env(hr.EnvSpec(Steady, LONG, wrappers=(NoEarlyResets,)))
+    assert (found.env_class, found.evidence[:25]) == ("A", "3 episodes of 3 instances")
 
 
 def test_two_hosts_at_once_are_part_of_the_check(tmp_path: Path) -> None:
@@ -286,6 +322,13 @@ def test_a_trace_depends_on_seed_env_and_episode_only() -> None:
     together = played(hr.EnvSpec(Steady), Job(range(4), 15), 1)
     assert first.difference(together[2, 2]) is None
     assert first.difference(together[1, 2]) is not None
+
+
+def test_of_large_observations_digests_are_kept() -> None:
+    first = traced(Pixels, 2)
+    assert first.obs.shape == (6, 32)
+    assert first.difference(traced(Pixels, 2)) is None
+    assert first.difference(traced(Pixels, 3)) == "the observation of the reset"
 
 
 def test_actions_come_from_a_description_of_the_space_and_leave_the_environments_own_alone() -> None:

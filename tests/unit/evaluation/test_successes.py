@@ -13,6 +13,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import headrace as hr
+from headrace.envs.successes import success
 from support.faulty_envs import Steady
 
 SMALL: dict[str, Any] = {"n_envs": 4, "n_steps": 16, "batch_size": 32, "n_epochs": 1, "seed": 1, "topology": "inline"}
@@ -70,3 +71,8 @@ def test_evaluations_log_the_rate_of_success(where: Any, rate: float | None, tmp
     assert ("successes" in stored) == (rate is not None)
     if rate is not None:
         assert stored["successes"].mean() == rate
+
+
+def test_what_is_neither_yes_nor_no_is_no_answer() -> None:
+    assert success({"is_success": np.array([True])}) is True
+    assert success({"is_success": np.array([True, False])}) is None

@@ -133,7 +133,11 @@ class GymnasiumVector:
     def close(self) -> None:
         """Close the pool."""
         self._note[DOING] = CLOSE
-        self._envs.close()
+        try:
+            self._envs.close()
+        except BaseException as error:
+            why = failure(0, self._indices[0], error).reason.removeprefix("raised ")
+            raise EnvError(f"{self._name}: could not be closed: {why}") from error
         self._note[DOING] = NOTHING
 
     def _reset(self, **arguments: Any) -> Leaves:
