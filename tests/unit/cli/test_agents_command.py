@@ -45,6 +45,12 @@ def test_a_rollout_leaves_its_records(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "sequential: asked for" in (folder / "log.txt").read_text()
 
 
+def test_episodes_without_an_answer_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their first prompt leaves no room for one: they end well, with a reward of 0."""
+    assert agents("rollout", "--run-dir", str(tmp_path), *SMALL, "agent_proxy.max_context=130") == 0
+    assert "8 episodes have no answer: their first prompt and max_tokens exceed max_context" in capsys.readouterr().out
+
+
 def test_result_json_is_json_whatever_environments_report(tmp_path: Path) -> None:
     with mock.patch("headrace.agents.metrics.summary", return_value={"Bandit/a": float("nan"), "Bandit/reward": 1.0}):
         assert agents("rollout", "--config-name", "base", "--run-dir", str(tmp_path), *SMALL) == 0
