@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from headrace.agents.asked import MAX_BODY_BYTES, MODEL, RefusedError, read_request
 from headrace.agents.codec import describe
-from headrace.agents.engines.protocol import Completion, Engine, Request
+from headrace.agents.engines.protocol import Completion, Engine, Request, TooLongError
 from headrace.agents.engines.weight_updates import MOST_VERSION, VERSION_HEADER
 from headrace.agents.faults import Faults, spoilt
 from headrace.agents.given import path, require
@@ -115,6 +115,8 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "", w
         await door.passed()
         try:
             completion = await asyncio.wrap_future(engine.submit(request))
+        except TooLongError as failure:
+            return problem(400, failure.message, "max_tokens")
         except EpisodeError as failure:
             return problem(500, str(failure))
         if fault == "garbage":
