@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import random
+import socket
 import threading
 import time
 import uuid
@@ -236,6 +237,18 @@ def require_safe(host: str, token: str) -> None:
         is_local = False
     if not is_local and not token:
         raise UsageError(f"host {host}: expected a loopback address, or a token that clients have to know")
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Before a model is taught for a port that another program has. Nobody is let in until the server listens."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"--port {port}: can't listen at {host}: {error.strerror}; choose another") from error
+    return listener
 
 
 def _body(

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -244,7 +245,7 @@ def _require_writable(path: Path, option: str) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of
     from headrace.agents.faults import KINDS, Faults
-    from headrace.agents.serve import application, require_safe
+    from headrace.agents.serve import application, bound, require_safe
 
     config = _loaded(options)
     token = _token(options)
@@ -257,13 +258,15 @@ def _serve(options: argparse.Namespace) -> int:
     faults = Faults(**shares, slow_s=options.slow_s, seed=options.fault_seed)
     import uvicorn
 
-    engine = engine_of(config, lambda done, total: None)
-    print(f"serving {config.engine.kind} at http://{options.host}:{options.port}/v1; Ctrl-C ends it", flush=True)
-    try:
-        app = application(engine, faults, token, options.weights_dir)
-        uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
-    finally:
-        engine.close()
+    with bound(options.host, options.port) as listener:
+        engine = engine_of(config, lambda done, total: None)
+        print(f"serving {config.engine.kind} at http://{options.host}:{options.port}/v1; Ctrl-C ends it", flush=True)
+        try:
+            app = application(engine, faults, token, options.weights_dir)
+            with suppress(KeyboardInterrupt):  # it has ended in order
+                uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+        finally:
+            engine.close()
     return 0
 
 

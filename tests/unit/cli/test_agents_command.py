@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -234,6 +235,16 @@ def test_compare_that_disagrees_ends_with_1(tmp_path: Path, capsys: pytest.Captu
 def test_what_is_refused(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert agents(*words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_port_that_another_program_has_is_told_before_anything_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, mock.patch("headrace.agents.build.engine_of") as engine_of:
+        port = other.getsockname()[1]
+        assert agents("serve", "--port", str(port)) == 2
+    told = capsys.readouterr()
+    assert f"--port {port}: can't listen at 127.0.0.1: Address already in use; choose another" in told.err
+    assert "serving" not in told.out
+    engine_of.assert_not_called()
 
 
 @pytest.mark.parametrize("command", ["", "rollout", "compare", "serve", "show"])
