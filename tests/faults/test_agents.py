@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,19 @@ import pytest
 import headrace as hr
 from headrace.agents import desk
 from headrace.agents.callers import Awaited, Callers
+from headrace.agents.compare import Comparison, Side, Table
 from headrace.agents.desk import Desk, NoWorkersError, WorkersLostError
 from headrace.agents.engines.batching import Batched, Batching
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request
 from headrace.agents.engines.scripted import Latency, ScriptedModel, random_answers, scripted
+from headrace.agents.environments.text_env import Step
 from headrace.agents.hosts import JoblibHosts
 from headrace.agents.limits import Limits
 from headrace.agents.metrics import summary
 from headrace.agents.plan import Rules
+from headrace.agents.playing import Statistics
 from headrace.agents.records import COMPLETED, FAILED, EpisodeError, Group, fingerprint
-from headrace.agents.ways import StepTime
+from headrace.agents.ways import StepTime, Way
 from headrace.errors import UsageError
 from support.agent_envs import (
     RELEASE,
@@ -220,6 +225,23 @@ def test_8_the_comparison_has_something_to_be_consistent_with() -> None:
     assert len({one.text, other_seed.text, elsewhere.text}) == 3
 
 
+class _Unmeasured(Counting):
+    """Reports what it could not measure."""
+
+    def step(self, action: str) -> Step:
+        return replace(super().step(action), facts={"loss": float("nan")})
+
+
+def test_8_what_is_no_number_is_equal_to_itself() -> None:
+    """Equal records have equal metrics, NaN among them."""
+    with hr.AgentRollouts([spec(_Unmeasured)], backend="sequential", group_size=2) as rollouts:
+        groups = tuple(rollouts.run(2))
+    side = Side("sequential", Way("sequential", 1, ""), 1.0, groups, Statistics())
+    table = Table("all", 2, (side, side))
+    assert math.isnan(side.metrics["_Unmeasured/loss"])
+    assert Comparison(table, None, table).checks["equal metrics, pass@k included"]
+
+
 # ------------------------------------------------------------------------------------------- environments
 
 
@@ -378,6 +400,37 @@ def test_who_comes_back_when_it_is_given_up_adds_nothing(backend: str, n_jobs: i
         assert (one.status == FAILED) == (one.failure is not None) == (group.status == FAILED)
         if one.failure is not None:
             assert one.failure.boundary == "timeout"
+
+
+class _Live(Counting):
+    """Knows how many of its kind are there at one time."""
+
+    lock, there, most = threading.Lock(), 0, 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        with self.lock:
+            _Live.there += 1
+            _Live.most = max(_Live.most, _Live.there)
+
+    def close(self) -> None:
+        super().close()
+        with self.lock:
+            _Live.there -= 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "group_size", "max_live"), [("threading", 2, 8), ("threading", 4, 3), ("lock-step", 3, 4)]
+)
+def test_no_more_episodes_than_may_be_live(backend: str, group_size: int, max_live: int) -> None:
+    """Shares of workers that are rounded up, and groups that come whole, were more together."""
+    _Live.most = 0
+    limits = Limits(max_live=max_live)
+    with hr.AgentRollouts(
+        [spec(_Live, step_s=0.01)], "scripted", 3, backend, group_size=group_size, limits=limits
+    ) as one:
+        assert {group.status for group in one.run(12)} == {"completed"}
+    assert 0 < _Live.most <= max_live
 
 
 def test_time_in_a_queue_is_not_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,3 +208,16 @@ def test_a_server_that_forgets_all_fails_its_groups() -> None:
 
 def _null_in_completions(path: str, asked: dict[str, Any], body: dict[str, Any]) -> Any:
     return body if path.endswith("/chat/completions") else BAD["all null"][0](path, asked, body)
+
+
+@pytest.mark.parametrize(("named", "version"), [("7", 7), ("default", 0), (None, 0), ("9" * 5000, 0)])
+def test_the_version_is_read_where_sglang_writes_it(named: Any, version: int) -> None:
+    """Beside the choices, as the name that was given with the weights."""
+    with answering(lambda path, asked, body: body | {"metadata": {"weight_version": named}}) as (url, _):
+        engine = client(url)
+        try:
+            (answer,) = engine.generate([Request(1, 0, 0, PROMPT, 60, 1)])
+        finally:
+            engine.close()
+    assert isinstance(answer, Completion)
+    assert set(answer.versions) == {version}

@@ -9,6 +9,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from unittest import mock
 
@@ -24,6 +26,7 @@ from headrace.agents.records import EpisodeError, fingerprint
 from headrace.agents.serve import Faults, RunningServer, require_safe
 from headrace.errors import HeadraceError, UsageError
 from support.agent_envs import Counting, spec
+from support.waiting import wait_until
 
 CODEC = ByteCodec()
 PROMPT = CODEC.encode("Actions: one, two\n<think>||")
@@ -170,6 +173,110 @@ def test_nobody_there_is_told_at_the_start() -> None:
         port = free.getsockname()[1]
     with pytest.raises(HeadraceError, match="no OpenAI-compatible server answers there"):
         OpenAIEngine(CODEC, Server((f"http://127.0.0.1:{port}/v1",)))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8000/v1",
+        "localhost",
+        "http://",
+        "ftp://a/v1",
+        "http://127.0.0.1:80000/v1",
+        "http://[::1/v1",
+        "http://a b/v1",
+        "http://a\n/v1",
+    ],
+)
+def test_what_is_no_address_is_told_before_anything_starts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="urls: expected the address of a server, as http://"):
+        Server(url)
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    with pytest.raises(UsageError, match="OPENAI_BASE_URL: expected the address of a server"):
+        OpenAIEngine(CODEC)
+
+
+PAGE = b"<html>starting up</html>"
+
+
+@contextmanager
+def pages(*shown: tuple[bytes, str], pause_s: float = 0.0) -> Iterator[tuple[str, list[tuple[bytes, str]]]]:
+    """Answers every GET with the last page of the list, byte by byte if there is a pause."""
+    listed = list(shown)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body, kind = listed[-1]
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with suppress(OSError):
+                for at in range(len(body)) if pause_s else ():
+                    self.wfile.write(body[at : at + 1])
+                    self.wfile.flush()
+                    time.sleep(pause_s)
+                if not pause_s:
+                    self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", listed
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (PAGE, "text/html"),
+        (b"{}", "application/json"),
+        (b"[]", "application/json"),
+        (b'{"data": null}', "application/json"),
+        (b'{"data": [{}]}', "application/json"),
+        (b'{"data": ["a"]}', "application/json"),
+        (b"{", "application/json"),
+        (b"\xff", "application/json"),
+    ],
+)
+def test_what_is_no_openai_server_is_told_at_the_start(body: bytes, kind: str) -> None:
+    """A web page, a proxy, an address without /v1: not an error of a library's insides."""
+    with (
+        pages((body, kind)) as (url, _),
+        pytest.raises(HeadraceError, match="no OpenAI-compatible server answers there"),
+    ):
+        OpenAIEngine(CODEC, Server((url,)))
+
+
+def test_a_server_that_never_says_all_meets_the_deadline_at_the_start() -> None:
+    """Every byte comes in time, and the last one never."""
+    with (
+        pages((b'{"data": []' + b" " * 10_000 + b"}", "application/json"), pause_s=0.05) as (url, _),
+        pytest.raises(HeadraceError, match="answers there: TimeoutError: no whole answer within"),
+    ):
+        OpenAIEngine(CODEC, Server((url,), request_s=0.3))
+
+
+def test_a_page_in_the_place_of_a_server_does_not_keep_it_out_for_ever() -> None:
+    """A proxy's page while the server starts: it is looked at again, and is back when it is."""
+    models = (b'{"data": [{"id": "a"}]}', "application/json")
+    with pages(models) as (url, shown):
+        engine = client(url, pause_s=0.02)
+        try:
+            shown.append((PAGE, "text/html"))
+            engine._loop.call_soon_threadsafe(engine._fleet.take_out, url, "for a test")
+            wait_until(lambda: "starting up" in engine._fleet.servers.waited_for(0.0), 20.0)
+            shown.append(models)
+            wait_until(lambda: not engine._fleet.servers.is_out(url), 20.0)
+        finally:
+            engine.close()
 
 
 def test_no_address_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,11 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from headrace.agents.limits import Limits
 from headrace.agents.records import EpisodeError, Group, fingerprint
 from headrace.agents.serve import RunningServer
 from headrace.cli.main import main
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 from support.agent_envs import Counting, spec
 from support.waiting import wait_until
 
@@ -251,6 +253,65 @@ def test_a_run_waits_for_its_servers(behind: Any) -> None:
         engine.close()
         for one in back:
             one.close()
+
+
+class _SlowStart(Counting):
+    """Nothing is asked in its first moments."""
+
+    def reset(self, seed: int) -> str:
+        time.sleep(0.3)
+        return super().reset(seed)
+
+
+@pytest.mark.parametrize("backend", ["threading", "sequential"])
+def test_an_outage_that_was_told_is_over(backend: str, behind: Any) -> None:
+    """The same engine goes on when its servers are back, and until then it waits as long again."""
+    calm, slow = rolled(behind), spec(_SlowStart)
+    server = RunningServer(behind)
+    engine = client(server.url, outage_s=0.5)
+    try:
+        with hr.AgentRollouts([spec(Counting)], engine, 1, backend, group_size=2) as rollouts:
+            server.close()
+            for _ in range(2):
+                began_s = time.monotonic()
+                with pytest.raises(OutageError, match=r"engine\.outage_s"):
+                    rollouts.run(4)
+                assert time.monotonic() - began_s > 0.45
+        with (
+            RunningServer(behind, port=server.port),
+            hr.AgentRollouts([replace(slow, tag="Counting")], engine, 1, backend, group_size=2) as rollouts,
+        ):
+            wait_until(lambda: not engine._fleet.servers.is_out(server.url), 20.0)
+            assert fingerprint(rollouts.run(4)) == fingerprint(calm)
+    finally:
+        engine.close()
+        server.close()
+
+
+def test_a_wait_that_was_broken_off_does_not_count_for_the_next(behind: Any) -> None:
+    server = RunningServer(behind)
+    engine = client(server.url, outage_s=5.0)
+    try:
+        server.close()
+        waits = engine.submit(asked(1))
+        wait_until(lambda: engine._fleet.servers.since_s is not None and bool(engine.outage()), 20.0)
+        waits.cancel()
+        wait_until(lambda: engine._fleet.servers.since_s is None, 20.0)
+    finally:
+        engine.close()
+        server.close()
+
+
+def test_a_pause_longer_than_the_limit_is_told_at_the_start(behind: Any) -> None:
+    """And nothing is sent before it is over."""
+    busy: Any = Faults(limited=1.0, retry_after="100")
+    with (
+        RunningServer(behind, faults=busy) as server,
+        mock.patch.object(Faults, "drawn", autospec=True, side_effect=Faults.drawn) as drawn,
+        pytest.raises(HeadraceError, match="RateLimitError"),
+    ):
+        OpenAIEngine(CODEC, Server((server.url,), outage_s=0.3))
+    assert drawn.call_count == 1
 
 
 def test_the_command_ends_in_order_and_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -607,3 +668,22 @@ def test_answers_that_were_refused_are_paid_for(behind: Any) -> None:
     assert calm[1] == calm[2] == bad[2]
     assert bad[0] > calm[0]
     assert bad[1] > calm[1]
+
+
+def test_text_only_records_do_not_claim_to_have_cost_nothing(behind: Any, tmp_path: Path) -> None:
+    """They hold no tokens; the server's own count is the session's."""
+    with RunningServer(behind) as server:
+        command = [
+            "agents", "rollout", "--run-dir", str(tmp_path), "engine.kind=openai", f"engine.urls={server.url}",
+            "es_manager.train.env_groups=1", "es_manager.train.group_size=2", "engine.price.answer=8.0",
+            "es_manager.train.env_configs.tags=[Bandit]", "es_manager.train.env_configs.n_groups=[1]",
+        ]  # fmt: skip
+        with mock.patch.object(OpenAIEngine, "_speaks_tokens", mock.AsyncMock(return_value=False)):
+            assert main(command) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["left_out"] == {"text_only": 2}
+    assert result["cost"].pop("requests") >= 2
+    assert result["cost"] == {"prompt_tokens": None, "answer_tokens": None, "money": None}
+    session = json.loads((tmp_path / "log.txt").read_text().partition("this session: ")[2].splitlines()[0])
+    assert session["answer_tokens"] > 0
+    assert session["money"] > 0

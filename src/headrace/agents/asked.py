@@ -75,6 +75,9 @@ def _require_supported(asked: dict[str, Any], engine: Engine) -> None:
         if not isinstance(wish := asked.get(name, False), int) or wish < 0:
             said = f"{name}: expected true, false or a number of at least 0, got {str(wish)[:80]}"
             raise RefusedError(400, said, name)
+    if (wish := asked.get("logprobs", 0)) > 1:
+        said = f"logprobs: this server gives those of sampled tokens only: expected at most 1, got {str(wish)[:80]}"
+        raise RefusedError(400, said, "logprobs")
     stops = asked.get("stop_token_ids", [])
     known = {*getattr(engine.codec, "stop_ids", ()), engine.codec.eos_id}
     if not isinstance(stops, list) or any(type(one) is not int or one not in known for one in stops):

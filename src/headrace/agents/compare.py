@@ -126,7 +126,9 @@ class Comparison:
             "every group returned": all(table.has_all for table in calm),
             "identical records": all(table.is_one for table in calm),
             "equal metrics, pass@k included": all(
-                side.metrics == table.sides[0].metrics for table in calm for side in table.sides
+                repr(side.metrics) == repr(table.sides[0].metrics)  # a NaN is not equal to itself
+                for table in calm
+                for side in table.sides
             ),
             "failures: every group accounted for": self.faulty.has_all,
             "failures: identical records and reasons": self.faulty.is_one

@@ -129,7 +129,7 @@ _WHOLE = {
 _OPEN = "custom_envs"  # tag -> env_type, env_config, max_actions_per_traj and other limits: the user's own names
 _CUSTOM = (
     "env_type", "env_config", "env_instruction", "max_actions_per_traj", "max_turn", "max_actions_per_turn",
-    "max_tokens",
+    "max_tokens", *ragen.PARALLEL,
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ given, side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,11 @@ class Prices:
         return (prompt_tokens * self.prompt + answer_tokens * self.answer) / 1e6
 
 
-def cost_of(groups: Iterable[Group], prices: Prices) -> dict[str, Any]:
-    """Of a run's answers, whichever session they are from."""
+def cost_of(groups: Sequence[Group], prices: Prices) -> dict[str, Any]:
+    """Of a run's answers, whichever session they are from. Records of text only hold no tokens: None, and not 0."""
     turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
+    if any(episode.turns and not episode.is_trainable for group in groups for episode in group.episodes):
+        return {"requests": len(turns), "prompt_tokens": None, "answer_tokens": None, "money": None}
     prompt, answer = sum(turn.start for turn in turns), sum(turn.stop - turn.start for turn in turns)
     money = prices.of(prompt, answer)
     return {"requests": len(turns), "prompt_tokens": prompt, "answer_tokens": answer, "money": money}

@@ -338,8 +338,8 @@ def parse(
         return Answer((), unread[0]) if unread else Answer(tuple(actions))
     if known is None:
         return Answer(tuple(actions))
-    spelling = {name.lower(): name for name in known}
-    unknown = [action for action in actions if action.lower() not in spelling]
-    if unknown:
-        return Answer((), f"unknown action {unknown[0]!r}, expected one of {', '.join(known)}")
-    return Answer(tuple(spelling[action.lower()] for action in actions))
+    spelling = {name.lower(): name for name in known} | {name: name for name in known}  # y and Y may be two actions
+    meant = [spelling.get(action) or spelling.get(action.lower(), "") for action in actions]
+    if "" in meant:
+        return Answer((), f"unknown action {actions[meant.index('')]!r}, expected one of {', '.join(known)}")
+    return Answer(tuple(meant))

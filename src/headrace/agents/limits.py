@@ -28,7 +28,7 @@ class Limits:
     plays: int = 3
     """Of a group that failed, over all sessions of a run directory: each session that continues it plays it again."""
     max_live: int = 512
-    """Episodes at one time, in all workers together."""
+    """Episodes at one time, in all workers together; at least one for each of them, or, without workers, one group."""
 
     def __post_init__(self) -> None:
         require_types(

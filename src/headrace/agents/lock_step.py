@@ -60,7 +60,9 @@ def play(
 
     try:
         while True:
-            while len(live) < limits.max_live and (ticket := next_ticket()) is not None:
+            while (not live or len(live) + plan.group_size <= limits.max_live) and (
+                ticket := next_ticket()
+            ) is not None:
                 table = tables[ticket.number] = Table(ticket, now_s())
                 for member in range(ticket.group_size):
                     seat_at(table, member, 1)

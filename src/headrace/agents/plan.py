@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf, isfinite
 
 from headrace.agents.environments.text_env import TextEnvSpec
 from headrace.envs.seeds import Purpose, leaf
@@ -62,13 +63,20 @@ class Rules:
         for name in whole:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.max_tokens >= self.max_context:
+            raise UsageError(
+                f"max_tokens: expected fewer than max_context = {self.max_context}, got {self.max_tokens}: no prompt "
+                f"would leave room for an answer"
+            )
         if not isinstance(self.enable_think, bool):
             raise UsageError(f"enable_think: expected true or false, got {self.enable_think!r}")
         if not self.action_sep.strip():
             raise UsageError("action_sep: expected some text between actions, got none")
         if self.answers not in ANSWERS:
             raise UsageError(f"answers: expected one of {', '.join(ANSWERS)}, got {self.answers!r}")
-        if self.temperature < 0:
+        if not isfinite(self.format_penalty):
+            raise UsageError(f"format_penalty: expected a finite number, got {self.format_penalty}")
+        if not 0 <= self.temperature < inf:
             raise UsageError(f"temperature: expected 0 or more, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top_p: expected a number above 0, and at most 1, got {self.top_p}")

@@ -213,7 +213,8 @@ class Playing:
     ) -> Generator[Group, None, None]:
         stage, engine = self._stage, self._stage.engine
         desk = self._desk = Desk(scheduler, engine, way.n_jobs, groups, stage.limits, is_fragile=way.backend == "loky")
-        most_live = stage.plan.group_size * max(1, -(-groups // way.n_jobs))
+        share = stage.plan.group_size * max(1, -(-groups // way.n_jobs))
+        most_live = min(share, max(1, stage.limits.max_live // way.n_jobs))
         brief = WorkerBrief(
             stage.plan,
             engine.codec,

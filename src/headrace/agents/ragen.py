@@ -42,26 +42,29 @@ _GREEDY = f"{_ROLLOUT}.val_kwargs.do_sample"
 TRAINER = (
     "actor_rollout_ref", "critic", "data", "algorithm", "trainer", "lora", "system", "ctx_manager", "reward_model",
     "custom_reward_function", "archer", "ray_init", "ray_kwargs", "global_profiler", "transfer_queue", "hydra",
-    "agent_proxy.reward_normalization",
+    "agent_proxy.reward_normalization", "collapse_detection", "output", "model_config", "model_info",
 )  # fmt: skip
 _TRAINER_KEYS = (
     "micro_batch_size_per_gpu", "ppo_mini_batch_size", "enable_response_mask", "grpo_advantage_length_weight",
-    "agent_proxy.use_turn_scores", "es_manager.environments",
+    "log_prob_micro_batch_size_per_gpu", "agent_proxy.use_turn_scores", "agent_proxy.batch_adjust_mode",
+    "es_manager.environments",
 )  # fmt: skip
 TRAINER_FILES = ("ppo_trainer", "ppo_megatron_trainer")  # verl's: RAGEN's base builds on one, and we need none of it
+
+PARALLEL = ("parallel_friendly", "max_workers")  # of a tag: how RAGEN plays it side by side, which is decided here
 
 # Options of RAGEN's environments: ours by another name, or of no use here.
 _OPTIONS = {
     "sokoban": {"num_boxes": "boxes"},
     "frozen_lake": {"p": "frozen"},
-    "bandit": {},
+    "bandit": {"lo_arm_score": "steady", "hi_arm_hiscore": "payoff", "hi_arm_hiscore_prob": "chance"},
     "countdown": {},
 }
 _NO_OPTIONS = {
-    "sokoban": ("max_steps", "search_depth", "grid_lookup", "grid_vocab", "action_lookup", "render_mode"),
-    "frozen_lake": ("map_seed", "render_mode", "grid_lookup", "grid_vocab", "action_lookup"),
-    "bandit": ("action_space_start", "lo_arm_score", "hi_arm_loscore", "hi_arm_hiscore", "hi_arm_hiscore_prob",
-               "render_mode", "action_lookup"),
+    "sokoban": ("max_steps", "search_depth", "grid_lookup", "grid_vocab", "action_lookup", "render_mode",
+                "observation_format", "max_reset_tries"),
+    "frozen_lake": ("map_seed", "render_mode", "grid_lookup", "grid_vocab", "action_lookup", "observation_format"),
+    "bandit": ("action_space_start", "hi_arm_loscore", "render_mode", "action_lookup", "split"),
     "countdown": ("train_path", "max_instances", "render_mode", "score", "format_score"),
 }  # fmt: skip
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -134,6 +137,9 @@ def settle_environments(custom: dict[str, Any], theirs: Mapping[str, Any]) -> li
         if "max_tokens" in entry and f"{_ROLLOUT}.response_length" in theirs:
             del entry["max_tokens"]
             ignored.append(f"{where}.max_tokens")
+        for name in [name for name in PARALLEL if name in entry]:
+            del entry[name]
+            ignored.append(f"{where}.{name}")
         kind, options = str(entry.get("env_type", "")), dict(entry.get("env_config") or {})
         if kind not in _OPTIONS:
             continue
@@ -145,10 +151,23 @@ def settle_environments(custom: dict[str, Any], theirs: Mapping[str, Any]) -> li
                 options[ours] = options.pop(theirs_name)
         if kind == "sokoban":
             _square(options, where)
+        if kind == "frozen_lake":
+            _slippery(options, where, is_ragens=any(key.startswith("trainer.") for key in theirs))
         if kind == "bandit" and {"lo_arm_name", "hi_arm_name"} <= options.keys():
             options["arms"] = (options.pop("lo_arm_name"), options.pop("hi_arm_name"))
         entry["env_config"] = options
     return ignored
+
+
+def _slippery(options: dict[str, Any], where: str, is_ragens: bool) -> None:
+    """RAGEN's ice is slippery if nothing is said; later versions say how often a step goes where it should."""
+    rate = options.pop("success_rate", None)
+    if rate is not None and (isinstance(rate, bool) or rate != 1):
+        raise UsageError(f"{where}.env_config.success_rate: expected 1, or is_slippery instead of it, got {rate!r}")
+    if rate is not None:
+        options["is_slippery"] = False
+    elif is_ragens:
+        options.setdefault("is_slippery", True)
 
 
 def _square(options: dict[str, Any], where: str) -> None:

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import random
+import socket
 import threading
 import time
 import uuid
@@ -27,7 +28,7 @@ from typing import Any, Self
 
 from headrace.agents.asked import MAX_BODY_BYTES, MODEL, RefusedError, read_request
 from headrace.agents.codec import describe
-from headrace.agents.engines.protocol import Completion, Engine, Request
+from headrace.agents.engines.protocol import Completion, Engine, Request, TooLongError
 from headrace.agents.engines.weight_updates import MOST_VERSION, VERSION_HEADER
 from headrace.agents.faults import Faults, spoilt
 from headrace.agents.given import path, require
@@ -115,6 +116,8 @@ def application(engine: Engine, faults: Faults | None = None, token: str = "", w
         await door.passed()
         try:
             completion = await asyncio.wrap_future(engine.submit(request))
+        except TooLongError as failure:
+            return problem(400, failure.message, "max_tokens")
         except EpisodeError as failure:
             return problem(500, str(failure))
         if fault == "garbage":
@@ -234,6 +237,18 @@ def require_safe(host: str, token: str) -> None:
         is_local = False
     if not is_local and not token:
         raise UsageError(f"host {host}: expected a loopback address, or a token that clients have to know")
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Before a model is taught for a port that another program has. Nobody is let in until the server listens."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"--port {port}: can't listen at {host}: {error.strerror}; choose another") from error
+    return listener
 
 
 def _body(

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,9 +138,7 @@ def _rollout(options: argparse.Namespace) -> int:
     folder = options.run_dir or Path("runs") / f"agents__{config.seed}__{int(wall_time())}"
     _require_folder(folder, "--run-dir")
     try:
-        require_no_links(
-            folder, ("log.txt", "codec.json", "groups.jsonl", "records.parquet", "result.json", "cost.jsonl")
-        )
+        require_no_links(folder, ("log.txt", "codec.json", "groups.jsonl", "records.parquet", "result.json"))
     except OSError as error:
         raise UsageError(f"--run-dir {folder}: {error.strerror}; remove it, or choose another directory") from error
     handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
@@ -193,6 +192,8 @@ def _rollout(options: argparse.Namespace) -> int:
     print(f"{len(groups)} groups, {failed} of them failed; records in {folder}/records.parquet")
     if "text_only" in left_out:
         print(f"{left_out['text_only']} episodes have text only and can't be trained on")
+    if "silent" in left_out:
+        print(f"{left_out['silent']} episodes have no answer: their first prompt and max_tokens exceed max_context")
     told = "{requests:,} requests, {prompt_tokens:,} prompt tokens, {answer_tokens:,} answer tokens".format(**session)
     print(f"this session: {told}" + (f", {session['money']:.2f} to pay" if session["money"] else ""))
     print(f"look at one with: headrace agents show {folder} {groups[0].episodes[0].episode_id}")
@@ -244,7 +245,7 @@ def _require_writable(path: Path, option: str) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from headrace.agents.build import engine_of
     from headrace.agents.faults import KINDS, Faults
-    from headrace.agents.serve import application, require_safe
+    from headrace.agents.serve import application, bound, require_safe
 
     config = _loaded(options)
     token = _token(options)
@@ -257,13 +258,15 @@ def _serve(options: argparse.Namespace) -> int:
     faults = Faults(**shares, slow_s=options.slow_s, seed=options.fault_seed)
     import uvicorn
 
-    engine = engine_of(config, lambda done, total: None)
-    print(f"serving {config.engine.kind} at http://{options.host}:{options.port}/v1; Ctrl-C ends it", flush=True)
-    try:
-        app = application(engine, faults, token, options.weights_dir)
-        uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
-    finally:
-        engine.close()
+    with bound(options.host, options.port) as listener:
+        engine = engine_of(config, lambda done, total: None)
+        print(f"serving {config.engine.kind} at http://{options.host}:{options.port}/v1; Ctrl-C ends it", flush=True)
+        try:
+            app = application(engine, faults, token, options.weights_dir)
+            with suppress(KeyboardInterrupt):  # it has ended in order
+                uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+        finally:
+            engine.close()
     return 0
 
 
@@ -272,15 +275,20 @@ def _token(options: argparse.Namespace) -> str:
     if options.token is not None and options.token_file is not None:
         raise UsageError("--token and --token-file: expected one of them")
     if options.token is not None:
-        return str(options.token)
+        return _printable_token(options.token, "--token")
     if options.token_file is None:
         return os.environ.get("HEADRACE_TOKEN", "")
     try:
         token = read_named(options.token_file, 4096).decode().strip()
     except (OSError, ValueError) as error:
         raise UsageError(f"--token-file {options.token_file}: can't be read: {error}") from error
+    return _printable_token(token, f"--token-file {options.token_file}")
+
+
+def _printable_token(token: str, source: str) -> str:
+    """An empty one, as of a variable that is not set, would let everybody in."""
     if not token or not token.isascii() or not token.isprintable():
-        raise UsageError(f"--token-file {options.token_file}: expected a token of printable ASCII, got none")
+        raise UsageError(f"{source}: expected a token of printable ASCII, got none")
     return token
 
 

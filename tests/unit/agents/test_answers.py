@@ -50,6 +50,13 @@ def test_answer_only() -> None:
     assert not parse("<think>a</think><answer>1</answer>", False, "||", 2).is_valid
 
 
+def test_names_that_differ_in_their_letters_size_are_two_actions() -> None:
+    """As NetHack's keys: y goes one step, Y as far as it can."""
+    known = ("y", "Y", "Wait")
+    for said, action in (("y", "y"), ("Y", "Y"), ("WAIT", "Wait")):
+        assert parse(f"<answer>{said}</answer>", False, "||", 1, known).actions == (action,)
+
+
 @given(st.text(), st.booleans(), st.integers(1, 3))
 def test_any_text_is_an_answer_or_a_complaint(text: str, has_thinking: bool, most: int) -> None:
     answer = parse(text, has_thinking, "||", most, KNOWN)

@@ -196,3 +196,5 @@ def test_bounds_are_checked() -> None:
         Batching(0)
     with pytest.raises(UsageError, match="max_wait_s"):
         Batching(1, -1.0)
+    with pytest.raises(UsageError, match="max_wait_s: expected 0 or more, got nan"):
+        Batching(1, float("nan"))

@@ -83,6 +83,10 @@ def test_groups_are_shared_out_evenly_if_nothing_is_said() -> None:
         ("es_manager.train.env_configs.n_groups=[a]", "n_groups: expected a whole number of at least 0, got 'a'"),
         ("es_manager.train.group_size=0", "group_size: expected a whole number of at least 1, got 0"),
         ("seed=-3", "seed: expected a whole number of at least 0, got -3"),
+        ("agent_proxy.temperature=.nan", "temperature: expected 0 or more, got nan"),
+        ("agent_proxy.temperature=.inf", "temperature: expected 0 or more, got inf"),
+        ("es_manager.format_penalty=.nan", "format_penalty: expected a finite number, got nan"),
+        ("agent_proxy.max_tokens=4096", "max_tokens: expected fewer than max_context = 4096, got 4096"),
         ("agent_proxy.parallel_n_jobs=2.5", "parallel_n_jobs: expected a whole number"),
     ],
 )

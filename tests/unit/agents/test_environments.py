@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,11 +17,12 @@ from headrace.agents.environments.adapters import GymnasiumText, RagenStyle, Trl
 from headrace.agents.environments.bandit import Bandit
 from headrace.agents.environments.countdown import Countdown, evaluate
 from headrace.agents.environments.frozen_lake import FrozenLake
+from headrace.agents.environments.instructed import instructed
 from headrace.agents.environments.lookup import Lookup
 from headrace.agents.environments.registry import SHIPPED, as_specs, spec_of
 from headrace.agents.environments.reuse import is_reusable
 from headrace.agents.environments.sokoban import Sokoban, generate, solve
-from headrace.agents.environments.text_env import TextEnv, checked_observation, checked_step
+from headrace.agents.environments.text_env import TextEnv, TextEnvSpec, checked_observation, checked_step, task_of
 from headrace.agents.ways import look
 from headrace.errors import HeadraceError, UsageError
 from support.agent_envs import Counting, Forgetful, spec
@@ -243,6 +245,7 @@ def test_calls(text: str, want: Any) -> None:
     "text",
     [
         "", "up", "a.b()", "f(x)", "f(*[1])(2)", "{", '{"name": 1, "arguments": 3}', "[1]", "f(__import__('os'))",
+        "f({[1]: 2})",
         '{"name": "f", "arguments": ' + '{"a": ' * 100_000, "f(" + "[" * 100_000,
     ],
     ids=lambda text: text[:30],
@@ -259,3 +262,37 @@ def test_a_lookup_waits_and_computes_nothing() -> None:
     for options in ({"depots": 1}, {"wait_ms": (5, 1)}, {"wait_ms": (1,)}):
         with pytest.raises(UsageError, match="expected"):
             Lookup(**options)  # type: ignore[arg-type]
+
+
+def test_a_call_that_can_not_be_is_the_players_mistake() -> None:
+    """Not the environment's: its episode would fail, and the group with it."""
+    env = adapted(TrlToy)
+    env.reset(1)
+    step = env.step("guess({[1]: 2})")
+    assert step.facts == {"action_is_effective": 0.0}
+    assert "is no call of guess" in step.observation
+
+
+def test_other_words_take_no_way_to_act_away() -> None:
+    """A declared form and tools are part of how an environment is played, whatever it is introduced with."""
+    pendulum = TextEnvSpec("Pendulum", partial(adapted, gym.make), {"id": "Pendulum-v1", "action_form": "json"})
+    task = task_of(instructed(pendulum, "Swing it up.").build())
+    assert task.form is not None
+    assert task.form.complaint("up")
+    assert task.instructions.startswith("Swing it up.\nAn action is JSON: ")
+    guess = task_of(instructed(TextEnvSpec("Guess", partial(adapted, TrlToy)), "Guess it.").build())
+    assert guess.instructions == "Guess it."
+    assert [one["function"]["name"] for one in guess.tools] == ["guess"]
+
+
+@pytest.mark.parametrize("kind", [":Env", ".envs:Env", "envs:", ":"])
+def test_half_a_name_is_refused(kind: str) -> None:
+    with pytest.raises(UsageError, match=f"env_type '{kind}': expected module:attribute"):
+        as_specs([kind])
+
+
+@pytest.mark.parametrize("frozen", [0, -1, 1.5])
+def test_a_lake_without_ice_is_refused(frozen: float) -> None:
+    """Gymnasium would look for a way over it for ever."""
+    with pytest.raises(UsageError, match="frozen: expected a share above 0"):
+        FrozenLake(frozen=frozen)

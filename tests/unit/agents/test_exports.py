@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,10 +15,11 @@ import pyarrow.parquet as parquet
 import pytest
 
 import headrace as hr
-from headrace.agents.codec import ByteCodec
+from headrace.agents.codec import CHATML, ByteCodec, TokenizerCodec
 from headrace.agents.engines.batching import Batched
 from headrace.agents.engines.protocol import Completion, Request, checked
-from headrace.agents.engines.scripted import ScriptedModel
+from headrace.agents.engines.scripted import ScriptedModel, scripted
+from headrace.agents.engines.tiny import tiny_codec
 from headrace.agents.environments.text_env import Step, TextEnvSpec
 from headrace.agents.episode import Rules
 from headrace.agents.exports.parquet import read_parquet, write_parquet
@@ -283,3 +285,20 @@ def test_a_group_that_is_replaced_is_mentioned(caplog: pytest.LogCaptureFixture)
     with pytest.raises(HeadraceError, match="in its place: failed"):
         played(1, env=spec(Raising, where="build"), limits=Limits(attempts=1))
     assert "group 1 is left out and another one takes its place: 2 failed" in caplog.text
+
+
+def test_answers_that_a_forked_conversation_leaves_behind_are_mentioned(caplog: pytest.LogCaptureFixture) -> None:
+    """TRL takes one sequence an episode: where the template drops earlier thoughts, only the last answer is in it."""
+    template = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
+    codec = TokenizerCodec(tiny_codec(["Say one or two <think>a</think><answer>one</answer>"] * 4, 300).tokenizer_json)
+    for used, mentioned in ((codec, False), (replace(codec, template=template), True)):
+        caplog.clear()
+        engine = scripted(lambda prompt, rng: "<think>a</think><answer>one</answer>", codec=used)
+        try:
+            with hr.AgentRollouts([spec(Counting)], engine, backend="sequential", group_size=2) as rollouts:
+                told = trl_rollout_func(rollouts)([trl_dataset(1)[0]["prompt"]] * 2, Trainer())
+        finally:
+            engine.close()
+        answers = [sum(after > before for before, after in pairwise([0, *mask])) for mask in told["env_mask"]]
+        assert answers == ([1, 1] if mentioned else [4, 4])
+        assert ("only the answers since the last rewriting are trained on" in caplog.text) == mentioned

@@ -15,10 +15,13 @@ import torch
 
 from headrace.agents.engines.cache import Cache
 from headrace.agents.engines.in_process import InProcessEngine, in_process
+from headrace.agents.engines.openai import OpenAIEngine
 from headrace.agents.engines.plain_decoder import decode, plain_decoder
 from headrace.agents.engines.protocol import Completion, Request
+from headrace.agents.engines.servers import Server
 from headrace.agents.engines.tiny import taught, tiny_codec, tiny_model
 from headrace.agents.records import EpisodeError
+from headrace.agents.serve import RunningServer
 from headrace.errors import HeadraceError, UsageError
 
 TEXT = ["Say one or two. number 17 <think>abc</think><answer>one || two</answer> Reward: 1"] * 4
@@ -127,8 +130,22 @@ def test_weights_that_do_not_fit_are_refused(engine: InProcessEngine) -> None:
 def test_too_long_a_prompt_fails_alone(engine: InProcessEngine) -> None:
     bad, fine = engine.generate([asked(1, 505), asked(2)])
     assert isinstance(bad, EpisodeError)
-    assert "a prompt of 505 tokens, expected 1 to 496" in str(bad)
+    assert "a prompt of 505 tokens and an answer of up to 16 (max_tokens), expected at most 512 together" in str(bad)
     assert isinstance(fine, Completion)
+
+
+def test_too_long_a_prompt_is_no_fault_of_its_server(engine: InProcessEngine) -> None:
+    """Answered as a failure of the server's it would be asked for again, and put the server out for everybody."""
+    with RunningServer(engine) as server:
+        client = OpenAIEngine(CODEC, Server((server.url,), is_text_only=False, attempts=4, pause_s=0.01))
+        try:
+            bad, fine = client.generate([asked(1, 505), asked(2)])
+            assert isinstance(bad, EpisodeError)
+            assert "expected at most 512 together" in str(bad)
+            assert isinstance(fine, Completion)
+            assert client.statistics().attempts == 2
+        finally:
+            client.close()
 
 
 def test_more_requests_than_slots(engine: InProcessEngine) -> None:
@@ -155,9 +172,19 @@ def test_a_short_context_is_enough(model: Any) -> None:
         engine.close()
 
 
-def test_a_slot_is_needed() -> None:
-    with pytest.raises(UsageError, match="slots: expected at least 4"):
-        InProcessEngine(tiny_model(CODEC.vocabulary), CODEC, slots=2)
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"slots": 2}, "slots: expected at least 4"),
+        ({"max_context": 0}, "max_context: expected a whole number of at least 1, got 0"),
+        ({"max_context": "512"}, "max_context: expected a whole number"),
+        ({"threads": 0}, "threads: expected a whole number of at least 1, got 0"),
+        ({"parked": -1}, "parked: expected"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        InProcessEngine(tiny_model(CODEC.vocabulary), CODEC, **options)
 
 
 def test_teaching_lowers_the_loss(model: Any) -> None:

@@ -199,11 +199,54 @@ def test_every_other_key_is_listed_once(folder: Path) -> None:
     assert load("base").ignored == (), "ours has none"
 
 
+def test_the_keys_of_later_versions(folder: Path) -> None:
+    """Of those that evaluate, of collapse detection, of parallel environments, and of how a grid is shown."""
+    (folder / "later.yaml").write_text(
+        """
+defaults: [base]
+log_prob_micro_batch_size_per_gpu: 4
+collapse_detection: {compute_freq: 5, num_samples: 64}
+output: {dir: results, keep_batch_keys: null}
+model_config: {model_name: some, max_concurrency: 16}
+model_info: {some: {provider_name: one, generation_kwargs: {temperature: 0}}}
+agent_proxy: {context_window_mode: full, batch_adjust_mode: copy}
+actor_rollout_ref: {rollout: {rollout_filter_strategy: top_p, val_kwargs: {logprobs: 20}}}
+es_manager:
+  train: {env_groups: 4, env_configs: {tags: [SmallSokoban, Lake, TwoArms, Ice], n_groups: [1, 1, 1, 1]}}
+custom_envs:
+  SmallSokoban: {parallel_friendly: false, max_workers: 32, env_config: {observation_format: grid_coord}}
+  Lake: {parallel_friendly: true, env_config: {success_rate: 1, observation_format: grid}}
+  TwoArms: {env_config: {split: train, lo_arm_score: 0.1, hi_arm_hiscore: 1.0, hi_arm_hiscore_prob: 0.25}}
+  Ice: {env_type: frozen_lake, env_config: {is_slippery: false}}
+"""
+    )
+    got = load("later", (), folder)
+    sokoban, lake, arms, ice = got.envs
+    assert {**sokoban.options, "env_instruction": ""} == {"size": 6, "boxes": 1, "env_instruction": ""}
+    assert lake.options == {"size": 4, "frozen": 0.7, "is_slippery": False}
+    assert ice.options == {"is_slippery": False}
+    assert arms.options == {"arms": ("Teacher", "Farmer"), "steady": 0.1, "payoff": 1.0, "chance": 0.25}
+    for spec in got.envs:
+        spec.build().close()
+    for key in (
+        "collapse_detection.compute_freq",
+        "agent_proxy.batch_adjust_mode",
+        "custom_envs.SmallSokoban.max_workers",
+        "custom_envs.Lake.parallel_friendly",
+        "custom_envs.SmallSokoban.env_config.observation_format",
+    ):
+        assert key in got.ignored
+    with pytest.raises(UsageError, match=r"Lake\.env_config\.success_rate: expected 1, or is_slippery"):
+        load("later", ["custom_envs.Lake.env_config.success_rate=0.8"], folder)
+    with pytest.raises(UsageError, match="context_window_mode: expected 'full'"):
+        load("later", ["agent_proxy.context_window_mode=single_turn"], folder)
+
+
 def test_val_plays_other_groups(folder: Path) -> None:
     got = loaded(folder, is_val=True)
     assert (got.seed, got.env_groups, got.group_size, got.n_groups) == (17, 4, 1, (4,))
     assert [spec.tag for spec in got.envs] == ["Lake"]
-    assert got.envs[0].options == {"size": 4, "frozen": 0.7}
+    assert got.envs[0].options == {"size": 4, "frozen": 0.7, "is_slippery": True}, "as ice is in RAGEN"
     assert got.rules.temperature == 0.25
     assert not [key for key in got.ignored if key.startswith("es_manager.val")]
     greedy = loaded(folder, "actor_rollout_ref.rollout.val_kwargs.do_sample=false", is_val=True)

@@ -63,6 +63,7 @@ def call(url: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         ({"stop_token_ids": ["1"]}, 400, "stop_token_ids: this server stops at"),
         ({"logprobs": {"a": 1}}, 400, "logprobs: expected true, false or a number of at least 0"),
         ({"logprobs": -5}, 400, "logprobs: expected true, false or a number of at least 0"),
+        ({"logprobs": 5}, 400, "logprobs: this server gives those of sampled tokens only: expected at most 1, got 5"),
         ({"return_token_ids": "no"}, 400, "return_token_ids: expected true, false"),
         ({"guided_json": {}}, 400, "guided_json: this server does not know that parameter"),
         ({"prompt": ["a", "b"]}, 400, "prompt: expected one text or one list of token ids"),
@@ -134,13 +135,15 @@ def test_where_the_token_comes_from(how: str, tmp_path: Path, monkeypatch: pytes
     assert agents_command._token(options) == "secret"
 
 
-def test_token_files_that_are_none(tmp_path: Path) -> None:
+def test_tokens_that_are_none(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_text(" \n")
     for words, told in (
         (["--token-file", str(tmp_path / "nothing")], "can't be read"),
         (["--token-file", str(empty)], "expected a token of printable ASCII"),
         (["--token-file", str(empty), "--token", "x"], "expected one of them"),
+        (["--token", ""], "--token: expected a token of printable ASCII, got none"),
+        (["--token", "a\nb"], "--token: expected a token"),
     ):
         with pytest.raises(UsageError, match=told):
             agents_command._token(agents_command._parsed(["serve", *words]))

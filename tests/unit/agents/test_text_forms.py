@@ -110,6 +110,38 @@ def test_what_is_no_action_is_refused(name: str, text: str, problem: str) -> Non
         json_form(SPACES[name]).read(text)
 
 
+@pytest.mark.parametrize("digits", [310, 4200, 5000])
+@pytest.mark.parametrize("name", sorted(SPACES))
+def test_a_number_beyond_all_floats_is_refused(name: str, digits: int) -> None:
+    """A model that goes on with digits; the error of arithmetic would fail its episode, and with it the group."""
+    number = "1" + "0" * digits
+    for text in (number, f"[{number}]", f"[{number}, {number}]", f"[[{number}, 1, 1], [1, 1, 1]]"):
+        complaint = json_form(SPACES[name]).complaint(text)
+        assert complaint
+        assert "too large" not in complaint
+
+
+def test_a_form_of_ones_own_may_fail_in_its_arithmetic() -> None:
+    assert TextForm("a whole number", lambda text: int(float(text))).complaint("1e999"), "infinity is no integer"
+    assert TextForm("a share", lambda text: 1 / float(text)).complaint("0")
+
+
+@pytest.mark.parametrize("answers", ["tags", "hermes"])
+def test_a_number_beyond_all_floats_costs_the_penalty(answers: str) -> None:
+    action = "[1" + "0" * 310 + "]"
+    call = f'<tool_call>{{"name": "act", "arguments": {{"action": {action}}}}}</tool_call>'
+    engine = scripted(lambda prompt, rng: f"<answer>{action}</answer>" if answers == "tags" else call)
+    rules = Rules(max_turn=1, max_tokens=500, enable_think=False, format_penalty=-0.5, answers=answers)
+    env = TextEnvSpec("Pendulum", adapted, {"factory": gym.make, "id": "Pendulum-v1", "action_form": "json"})
+    try:
+        with hr.AgentRollouts([env], engine, backend="sequential", group_size=1, rules=rules) as rollouts:
+            (group,) = rollouts.run(1)
+    finally:
+        engine.close()
+    assert group.failures == []
+    assert group.episodes[0].reward == -0.5
+
+
 @pytest.mark.parametrize("depth", [300, 900, 100_000])
 def test_what_is_nested_deeply_is_refused(depth: int) -> None:
     form = json_form(SPACES["Box"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -43,6 +44,12 @@ def test_a_rollout_leaves_its_records(tmp_path: Path, capsys: pytest.CaptureFixt
     result = json.loads((folder / "result.json").read_text())
     assert result["fingerprint"] == fingerprint(read_parquet(folder / "records.parquet"))
     assert "sequential: asked for" in (folder / "log.txt").read_text()
+
+
+def test_episodes_without_an_answer_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their first prompt leaves no room for one: they end well, with a reward of 0."""
+    assert agents("rollout", "--run-dir", str(tmp_path), *SMALL, "agent_proxy.max_context=130") == 0
+    assert "8 episodes have no answer: their first prompt and max_tokens exceed max_context" in capsys.readouterr().out
 
 
 def test_result_json_is_json_whatever_environments_report(tmp_path: Path) -> None:
@@ -228,6 +235,16 @@ def test_compare_that_disagrees_ends_with_1(tmp_path: Path, capsys: pytest.Captu
 def test_what_is_refused(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert agents(*words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_port_that_another_program_has_is_told_before_anything_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, mock.patch("headrace.agents.build.engine_of") as engine_of:
+        port = other.getsockname()[1]
+        assert agents("serve", "--port", str(port)) == 2
+    told = capsys.readouterr()
+    assert f"--port {port}: can't listen at 127.0.0.1: Address already in use; choose another" in told.err
+    assert "serving" not in told.out
+    engine_of.assert_not_called()
 
 
 @pytest.mark.parametrize("command", ["", "rollout", "compare", "serve", "show"])

@@ -61,7 +61,7 @@ class Batching:
         require_types(self, {int: ("max_batch",), float: ("max_wait_s",)})
         if self.max_batch < 1:
             raise UsageError(f"max_batch: expected at least 1, got {self.max_batch}")
-        if self.max_wait_s < 0:
+        if not self.max_wait_s >= 0:  # NaN is not
             raise UsageError(f"max_wait_s: expected 0 or more, got {self.max_wait_s}")
 
 

@@ -12,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.agents.engines.servers import OutageError, Server, Servers
 from headrace.agents.engines.weight_updates import Package, Updates
 from headrace.clock import now_s
 from headrace.errors import UsageError
+
+T = TypeVar("T")
 
 _LOOK_S = 10.0  # for a server to say how it is
 _SAY_S = 10.0  # between two words about who is waited for
@@ -60,8 +62,7 @@ class Fleet:
         """A server that may be asked now; OutageError if there is none for too long. `bad` has just failed."""
         servers, limit_s = self.servers, self._server.outage_s
         while (url := servers.of(session, now_s(), bad)) is None:
-            assert servers.since_s is not None
-            away_s = now_s() - servers.since_s
+            away_s = servers.away_s(now_s())
             self._say(away_s, limit_s)
             pause_s = min(limit_s - away_s, servers.next_s() - now_s(), _SAY_S)
             self._waiting += 1
@@ -69,10 +70,19 @@ class Fleet:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(max(0.001, pause_s)):
                         await self._changed.wait()
+            except asyncio.CancelledError:
+                if self._waiting == 1:  # nobody waits any more: who comes next begins anew
+                    servers.since_s = None
+                raise
             finally:
                 self._waiting -= 1
         self.gone = ""
         return url
+
+    def heard(self) -> str:
+        """Why it was given up to wait. Who asks from now on waits as long again. In any thread."""
+        gone, self.gone, self.servers.since_s = self.gone, "", None
+        return gone
 
     def _say(self, away_s: float, limit_s: float) -> None:
         what = f"no server can be asked, waiting for {self.servers.waited_for(now_s())}"
@@ -111,7 +121,7 @@ class Fleet:
                 return f"its weights are of version {version}, expected {floor}; load them there"
         except UsageError as error:
             return str(error)
-        except self._passing as error:
+        except Exception as error:  # what answers there, and a class of the user's that reads it, may raise anything
             return f"{type(error).__name__}: {error}".splitlines()[0][:200]
         if version is not None:
             self.seen(url, version)
@@ -121,6 +131,14 @@ class Fleet:
         """A server has these weights now; older ones from there are old news or a restart."""
         self.servers.has_version(url, max(version, self.servers.version(url)))
         self.version = max(self.version, version)
+
+    async def in_time(self, what: Coroutine[Any, Any, T]) -> T:
+        """What a server is asked at the start: one that says a little now and then, and never all, has a limit, too."""
+        try:
+            async with asyncio.timeout(self._server.request_s):
+                return await what
+        except TimeoutError:
+            raise TimeoutError(f"no whole answer within {self._server.request_s:g} s") from None
 
     async def described(self, url: str) -> Any:
         """How the server's text becomes tokens; headrace's own says so, others answer None."""
@@ -187,12 +205,23 @@ class Fleet:
             await client.close()
 
 
+async def models_of(client: Any) -> list[str]:
+    """The models that a server lists; ValueError if what answers there is none of OpenAI's kind: a page, a proxy."""
+    reply = await client.get("/models", cast_to=object)  # not models.list(), which takes anything for a list
+    listed = reply.get("data") if isinstance(reply, dict) else None
+    if not isinstance(listed, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("id"), str) for one in listed
+    ):
+        raise ValueError(f"GET models: expected a list of models, got {str(reply)[:80]!r}")
+    return [one["id"] for one in listed]
+
+
 async def _look(client: Any, url: str) -> None:
     """Raise unless a server is there. Not all list their models; then the route that vLLM and SGLang have is asked."""
     from openai import APIStatusError, NotFoundError
 
     try:
-        await client.models.list()
+        await models_of(client)
     except APIStatusError:
         with suppress(NotFoundError):  # it has no such route: it is there
             await client.get(f"{url.rstrip('/').removesuffix('/v1')}/health", cast_to=object)

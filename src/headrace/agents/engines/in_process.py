@@ -32,7 +32,7 @@ from headrace.agents.codec import Codec
 from headrace.agents.engines.away import Away
 from headrace.agents.engines.cache import CHUNK, Places
 from headrace.agents.engines.passes import READERS, Generation, Passes, draw, require_model
-from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of
+from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, require_room
 from headrace.agents.engines.weight_updates import next_version
 from headrace.agents.records import ENGINE, EpisodeError
 from headrace.clock import now_s
@@ -67,8 +67,8 @@ class InProcessEngine:
         self.version = 0  # the latest that was published
         self._acting = 0  # the one that passes are made with
         self._name = type(model).__name__
-        self._slots, self._threads = slots, threads
-        self._length = -(-max_context // CHUNK) * CHUNK
+        self._slots, self._threads = slots, whole("threads", threads, 1)
+        self._length = -(-whole("max_context", max_context, 1) // CHUNK) * CHUNK
         self._passes = Passes(model.eval(), slots, slots + parked, self._length)
         with torch_threads(threads), torch.inference_mode():
             self._passes.prove()
@@ -165,12 +165,12 @@ class InProcessEngine:
         jobs = [Generation(one, Future(), np.random.default_rng(one.seed), may_return) for one in requests]
         with self._changed:
             for job in jobs:
-                most = self._length - job.request.max_tokens
-                if self._is_closed:
-                    job.future.set_exception(EpisodeError(ENGINE, "the engine was closed"))
-                elif not 0 < len(job.request.ids) <= most:
-                    problem = f"a prompt of {len(job.request.ids)} tokens, expected 1 to {most}"
-                    job.future.set_exception(EpisodeError(ENGINE, problem))
+                try:
+                    if self._is_closed:
+                        raise EpisodeError(ENGINE, "the engine was closed")
+                    require_room(job.request, self._length)
+                except EpisodeError as problem:
+                    job.future.set_exception(problem)
                 else:
                     self._waiting.append(job)
             self._came_s = now_s()

@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 from headrace.agents.codec import ByteCodec, Codec, described
 from headrace.agents.engines.answers import answer_read, text_completion, token_completion, tokens_used
 from headrace.agents.engines.asking import text_asked, tokens_asked
-from headrace.agents.engines.fleet import Fleet
+from headrace.agents.engines.fleet import Fleet, models_of
 from headrace.agents.engines.protocol import Completion, EngineStatistics, Request, answers_of, checked
-from headrace.agents.engines.servers import OutageError, Server, is_refused, retry_after_s
+from headrace.agents.engines.servers import OutageError, Server, is_refused, require_addresses, retry_after_s
 from headrace.agents.engines.weight_updates import (
     HeadraceUpdates,
     StaleError,
@@ -79,6 +79,7 @@ class OpenAIEngine:
         urls = tuple(filter(None, server.urls or (os.environ.get("OPENAI_BASE_URL", ""),)))
         if not urls:
             raise UsageError("engine.urls: expected the address of a server, or OPENAI_BASE_URL; none was given")
+        require_addresses("OPENAI_BASE_URL", urls)
         self.codec: Codec = codec or ByteCodec()
         self._has_codec = codec is not None
         self._server, self._openai = server, openai
@@ -136,7 +137,7 @@ class OpenAIEngine:
     def outage(self) -> str:
         """Who is waited for, if no server can be asked; OutageError if that takes longer than outage_s."""
         if self._fleet.gone:
-            raise OutageError(self._fleet.gone)
+            raise OutageError(self._fleet.heard())
         return self._fleet.waits_for
 
     def statistics(self) -> EngineStatistics:
@@ -171,7 +172,7 @@ class OpenAIEngine:
                 await self._meet(url)
             except self._openai.AuthenticationError:
                 problem = problem or f"{url}: the server refuses the key: set OPENAI_API_KEY to the one it expects"
-            except self._openai.APIError as error:
+            except (self._openai.APIError, TimeoutError, ValueError) as error:
                 problem = problem or f"{url}: no OpenAI-compatible server answers there: {_short(error)}"
             else:
                 first = url
@@ -188,12 +189,12 @@ class OpenAIEngine:
     async def _meet(self, url: str) -> None:
         client = self._fleet.clients[url]
         if not self.model:
-            listed = [one.id for one in (await client.models.list()).data]
+            listed = await self._fleet.in_time(models_of(client))
             if not listed:
                 raise UsageError(f"model: {url} lists none; name one")
             self.model = listed[0]
         if not self._has_codec and not self.is_text_only:
-            self._has_codec = await self._learn_codec(url)
+            self._has_codec = await self._fleet.in_time(self._learn_codec(url))
         if self._server.is_text_only is None:
             self.is_text_only = not (self._has_codec and await self._speaks_tokens(client))
 
@@ -209,15 +210,21 @@ class OpenAIEngine:
 
     async def _speaks_tokens(self, client: Any) -> bool:
         """One token asked for by ids: a server that gives ids and log-probabilities back is fit for training."""
-        probe, api, failure = Request(0, 0, 0, self.codec.encode("a") or [0], 1, 0), self._openai, None
+        probe, api = Request(0, 0, 0, self.codec.encode("a") or [0], 1, 0), self._openai
+        failure, left_s = None, self._server.outage_s
         for attempt in range(self._server.attempts):  # one bad answer at the start is not what the server is like
             try:
-                return bool(token_completion(await self._post(client, probe), probe, self.codec).ids)
+                told = await self._fleet.in_time(self._post(client, probe))
+                return bool(token_completion(told, probe, self.codec).ids)
             except (api.BadRequestError, api.UnprocessableEntityError):
                 return False
             except (api.RateLimitError, api.InternalServerError) as error:
-                failure, asked_s = error, retry_after_s(error.response.headers, wall_time())
-                await asyncio.sleep(min(self._server.outage_s, asked_s or self._server.pause_before(attempt)))
+                failure = error
+                pause_s = retry_after_s(error.response.headers, wall_time()) or self._server.pause_before(attempt)
+                if (left_s := left_s - pause_s) < 0:
+                    break
+                logger.warning("%s: %s; it is asked again in %.3g s", client.base_url, _short(error), pause_s)
+                await asyncio.sleep(pause_s)
             except (ValueError, EpisodeError):
                 failure = None
         if failure is not None:

@@ -103,6 +103,22 @@ class EngineStatistics:
         return EngineStatistics(*(now - then for now, then in pairs))
 
 
+class TooLongError(EpisodeError):
+    """A request that no attempt can answer: the engine has not so much room."""
+
+
+def require_room(request: Request, room: int) -> None:
+    """TooLongError unless the prompt and its answer fit into so many tokens."""
+    if not request.ids:
+        raise TooLongError(ENGINE, "a prompt of 0 tokens, expected at least 1")
+    if len(request.ids) + request.max_tokens > room:
+        raise TooLongError(
+            ENGINE,
+            f"a prompt of {len(request.ids)} tokens and an answer of up to {request.max_tokens} (max_tokens), expected "
+            f"at most {room} together: the engine's max_context, which the max_context of Rules must not exceed",
+        )
+
+
 class Engine(Protocol):
     """A maker of tokens."""
 

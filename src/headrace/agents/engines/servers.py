@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
 
 from headrace.agents.given import listed
 from headrace.errors import HeadraceError, UsageError, require_types
@@ -55,6 +56,7 @@ class Server:
     def __post_init__(self) -> None:
         urls = listed("urls", self.urls, str, "the address of a server, as http://127.0.0.1:8000/v1, or several")
         object.__setattr__(self, "urls", tuple(urls))
+        require_addresses("urls", urls)
         require_types(self, {float: ("request_s", "pause_s", "outage_s", "update_s"), int: ("attempts",)})
         for name in ("request_s", "pause_s", "outage_s", "update_s"):
             if not 0 < getattr(self, name) < float("inf"):
@@ -155,6 +157,11 @@ class Servers:
         """When the next pause is over; inf: nobody pauses."""
         return min((one.not_before_s for one in self._states.values() if not one.out), default=float("inf"))
 
+    def away_s(self, now_s: float) -> float:
+        """For how long requests have found nobody to ask. In another thread it may just have been forgotten."""
+        since_s = self.since_s
+        return 0.0 if since_s is None else now_s - since_s
+
     def waited_for(self, now_s: float) -> str:
         """Who is not there, and why."""
         told = []
@@ -196,6 +203,20 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float) -> float | None:
     with suppress(ValueError, TypeError, OverflowError):  # else by our clock
         wall_s = parsedate_to_datetime(headers.get("date", "")).timestamp()
     return max(0.0, then_s - wall_s)
+
+
+def require_addresses(name: str, urls: Sequence[str]) -> None:
+    """UsageError unless they can be addresses of servers: an HTTP library would fail with words of its own."""
+    for url in filter(None, urls):
+        try:
+            parts = urlsplit(url)
+            is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port beyond 65535, half a bracket
+            is_sound = False
+        if not is_sound or not url.isprintable() or " " in url:
+            raise UsageError(
+                f"{name}: expected the address of a server, as http://127.0.0.1:8000/v1, got {url[:200]!r}"
+            )
 
 
 def is_refused(error: BaseException | None) -> bool:

@@ -12,6 +12,7 @@ An answer that is older than the weights its server was known to have is refused
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,7 +51,7 @@ class HeadraceUpdates:
         except APIStatusError:  # another kind of server
             return None
         told = reply.get("version") if isinstance(reply, dict) else None
-        return told if type(told) is int else None
+        return told if type(told) is int and 0 <= told <= MOST_VERSION else None
 
     async def load(self, client: Any, package: Package, version: int, limit_s: float) -> None:
         """Resume is said in any case: a server that could not load goes on with what it has."""
@@ -117,7 +118,7 @@ def token_versions(reply: Any, count: int, known: int) -> list[int]:
     """The version of each of an answer's tokens; of a server that says nothing, the one it is known to have."""
     told = reply["choices"][0].get("token_versions")
     if told is None:
-        one = reply.get("weights_version")
+        one = _told_version(reply)
         told = [known if one is None else one] * count
     if (
         not isinstance(told, list)
@@ -126,6 +127,13 @@ def token_versions(reply: Any, count: int, known: int) -> list[int]:
     ):
         raise EpisodeError(ENGINE, f"versions of {count} tokens: expected a whole number each, got {str(told)[:120]}")
     return told[:count]
+
+
+def _told_version(reply: Any) -> Any:
+    """Of a whole answer: weights_version, or where SGLang has the name that came with the weights, if a number."""
+    version, metadata = reply.get("weights_version"), reply.get("metadata")
+    name = metadata.get("weight_version") if version is None and isinstance(metadata, dict) else None
+    return int(name) if isinstance(name, str) and re.fullmatch("[0-9]{1,10}", name) else version
 
 
 def require_fresh(versions: list[int], known: int, newest: int | None) -> None:

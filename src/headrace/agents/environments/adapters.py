@@ -232,7 +232,7 @@ def parsed_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
             raise ValueError("expected name(arguments)")
         options = {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg}
         return call.func.id, [ast.literal_eval(one) for one in call.args], options
-    except (SyntaxError, RecursionError, MemoryError) as error:
+    except (SyntaxError, RecursionError, MemoryError, TypeError) as error:  # TypeError: a list as a key
         raise ValueError("it can't be read") from error
 
 

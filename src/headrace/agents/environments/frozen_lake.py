@@ -21,6 +21,8 @@ class FrozenLake:
     def __init__(self, size: int = 4, frozen: float = 0.8, is_slippery: bool = False) -> None:
         if size < 2:
             raise UsageError(f"size: expected at least 2, got {size}")
+        if not 0 < frozen <= 1:  # Gymnasium would look for a way over the water without end
+            raise UsageError(f"frozen: expected a share above 0, and at most 1, got {frozen}")
         self._size, self._frozen, self._is_slippery = size, frozen, is_slippery
         self._env: gym.Env[int, int] | None = None
         slips = " The ice is slippery: you may slide to a side." if is_slippery else ""

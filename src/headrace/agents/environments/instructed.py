@@ -1,4 +1,7 @@
-"""An environment with other instructions: a configuration's `env_instruction` in the place of its own words."""
+"""An environment with other instructions: a configuration's `env_instruction` in the place of its own words.
+
+How actions are written (a declared form, tools) is no matter of these words, and stays.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,11 @@ def instructed(spec: TextEnvSpec, words: str) -> TextEnvSpec:
 
 
 class _Instructed:
-    def __init__(self, factory: Callable[..., TextEnv], env_instruction: str, **options: Any) -> None:
-        self.instructions = env_instruction
-        self._inner = factory(**options)
+    def __init__(self, factory: Callable[..., TextEnv], /, env_instruction: str, **options: Any) -> None:
+        inner = self._inner = factory(**options)
+        self.action_form, self.tools = getattr(inner, "action_form", None), getattr(inner, "tools", None)
+        form = "" if self.action_form is None else f"\nAn action is {self.action_form.description}."
+        self.instructions = f"{env_instruction}{form}"
 
     @property
     def actions(self) -> Sequence[str] | None:

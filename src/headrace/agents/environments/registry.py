@@ -95,6 +95,8 @@ def factory_of(kind: str) -> Callable[..., TextEnv]:
         hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(SHIPPED)} or module:attribute"
         raise UsageError(f"env_type {kind!r}: {hint}")
     module, _, attribute = kind.partition(":")
+    if not module or module.startswith(".") or not attribute:
+        raise UsageError(f"env_type {kind!r}: expected module:attribute, as in my_package.envs:MyEnv")
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:

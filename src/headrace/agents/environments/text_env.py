@@ -30,7 +30,7 @@ class Step:
     facts: Mapping[str, float] = field(default_factory=dict)
 
 
-UNREADABLE = (ValueError, TypeError, LookupError)  # what reading a text that is no action may raise
+UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError)  # what reading a text that is no action may raise
 
 
 @in_words()

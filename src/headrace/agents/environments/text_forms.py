@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,8 @@ def _number(low: float, high: float, is_whole: bool, dtype: Any = None) -> _Part
 
     def read(value: Any) -> Any:
         is_number = isinstance(value, int if is_whole else (int, float)) and not isinstance(value, bool)
+        if is_number and abs(value) > sys.float_info.max:  # an integer beyond all floats
+            raise ValueError(f"expected {words}, got {_short(value)}")
         stored = value
         if is_number and not is_whole and dtype is not None:
             with np.errstate(over="ignore"):

@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 _RESERVE = 1_000_003  # the numbers of those that take a group's place are so far apart
 _NOT_DONE = {"min_p": 0.0, "repetition_penalty": 1.0}  # the values that change nothing
+_FORKED = (
+    "the chat template rewrites earlier turns, for example drops their reasoning, and TRL takes one sequence per "
+    "episode: only the answers since the last rewriting are trained on; a template that only appends keeps all of them"
+)
 _PROMPT = re.compile(r"headrace group (\d+)")
 
 
@@ -150,8 +154,11 @@ def _whole(group: Group, rollouts: AgentRollouts, spare: int, say: Callable[[str
             reasons = ", ".join(f"{count} {reason}" for reason, count in left_out_episodes([group]).items())
             say(f"group {group.number} is left out and another one takes its place: {reasons}")
             (group,) = rollouts.play([group.number + _RESERVE])
-        spoken = {one.episode.member: one for one in samples([group])}  # of a forked conversation, the last row
+        rows = samples([group])
+        spoken = {one.episode.member: one for one in rows}  # of a forked conversation, the last row
         if len(spoken) == len(group.episodes):
+            if len(rows) > len(spoken):
+                say(_FORKED)
             return spoken
     raise HeadraceError(f"group {group.number % _RESERVE} and {spare} in its place: {_why(group)}")
 
