@@ -20,9 +20,11 @@ from headrace.collecting.topology import TopologyConfig
 from headrace.errors import EnvError
 from headrace.learning.config import PpoConfig
 from headrace.memory.lease import Taken
+from headrace.memory.spaces import Box, Discrete
 from headrace.run_config import RunConfig
 from headrace.train import Run
 from support.faulty_envs import Faulty
+from support.toy_policies import own_policy
 
 OPTIONS: dict[str, Any] = {"n_envs": 4, "n_steps": 8, "batch_size": 16, "n_epochs": 2, "seed": 3}
 PER_UPDATE = 32
@@ -77,6 +79,25 @@ def test_ctrl_c_between_two_shards_of_a_batch(shards: int) -> None:
         assert (ledger.produced, ledger.consumed) == (PER_UPDATE, PER_UPDATE)
         model.learn(3 * PER_UPDATE)
         assert model.run.hashes()["weights_sha256"] == calm()
+
+
+def test_ctrl_c_with_a_policy_of_ones_own_behind_a_normalizer() -> None:
+    """It goes on with the module that there is, which is built upon once more: from the CPU, wherever it was."""
+    hashes = []
+    for is_broken_off in (False, True):
+        Counts.steps, Counts.at = 0, None
+        policy = own_policy(Box((3,), "float32", (-1.0,), (1.0,)), Discrete(2))
+        with hr.PPO(policy, Counts, topology="inline", norm_obs=True, **OPTIONS) as model:
+            model.learn(PER_UPDATE)
+            if is_broken_off:
+                Counts.at = (Counts.steps + 5, "signal")
+                with pytest.raises(KeyboardInterrupt):
+                    model.learn(PER_UPDATE)
+            model.learn(PER_UPDATE)
+            hashes.append(model.run.hashes())
+        with hr.PPO(model.policy, Counts, topology="inline", norm_obs=True, **OPTIONS) as again:
+            assert type(again.policy).__name__ == "NormalizedPolicy"
+    assert hashes[0] == hashes[1]
 
 
 def test_an_error_between_two_shards_leaves_a_checkpoint_that_goes_on(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     "box_2d": spaces.Box(np.float32([[-1, -2], [0, -0.5]]), np.float32([[1, 2], [3, 0.5]])),
     "box_wide": spaces.Box(-1, 1, (17,), np.float32),
     "box_float64": spaces.Box(-2, 2, (2,), np.float64),
+    "box_float16": spaces.Box(-2, 2, (2,), np.float16),
 }
 
 

@@ -47,18 +47,34 @@ class Counting(nn.Module):
         return self.head(state), state
 
 
-def counting(observation: Space, action: Space, seed: int = 0) -> Counting:
+class Doing(Counting):
+    """The same, and the first number of its state is what it did last: choices alone."""
+
+    def act(self, obs: Tensor, noise: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        actions, state = super().act(obs, noise, state)
+        return actions, _done(state, actions)
+
+    def evaluate(self, obs: Tensor, actions: Tensor, state: Tensor) -> tuple[Evaluation, Tensor]:
+        said, state = super().evaluate(obs, actions, state)
+        return said, _done(state, actions)
+
+
+def _done(state: Tensor, actions: Tensor) -> Tensor:
+    return torch.cat([actions.unsqueeze(-1).to(state.dtype), state[:, 1:]], -1)
+
+
+def counting(observation: Space, action: Space, seed: int = 0, kind: type[Counting] = Counting) -> Counting:
     """Initialised from a seed, without leaving a trace in torch's global generator."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Counting(observation, action)
+        return kind(observation, action)
 
 
 def recurrent_policy(name: str, observation: str, action: str, seed: int, **options: Any) -> Any:
-    """A policy with weights that matter; "own" is a user's."""
+    """A policy with weights that matter; "own" and "doing" are a user's."""
     spaces = spaces_named(observation, action)
-    if name == "own":
-        return counting(*spaces, seed)
+    if name in ("own", "doing"):
+        return counting(*spaces, seed, Doing if name == "doing" else Counting)
     config = PolicyConfig(name, (8,), lstm_hidden_size=8, **options)
     if config.action_masks:
         mask = MultiBinary((sum(choices_of(spaces[1])),))

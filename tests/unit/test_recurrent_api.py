@@ -163,6 +163,14 @@ class Shrinking(Counting):
         return said, after[:, :3]
 
 
+class Idle(Counting):
+    """Acting leaves out what the critic alone needs."""
+
+    def act(self, obs: Any, noise: Any, state: Any) -> Any:
+        actions, after = super().act(obs, noise, state)
+        return actions, torch.cat([after[:, :8], state[:, 8:]], -1)
+
+
 class Dishonest(Counting):
     def act(self, obs: Any, noise: Any, state: Any) -> Any:
         return super().act(obs, None, state)
@@ -173,6 +181,7 @@ class Dishonest(Counting):
     [
         (Forgetful, "Forgetful.act raised TypeError: act: expected two results"),
         (Shrinking, r"Shrinking.evaluate raised TypeError: evaluate: expected a state of float32 and shape \(8, 16\)"),
+        (Idle, "Idle: act and evaluate remember different things.*the states that they return differ by up to"),
         (Dishonest, "Dishonest: act and evaluate do not belong together"),
     ],
 )

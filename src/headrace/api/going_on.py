@@ -53,6 +53,12 @@ def config_of(
         if options.get(name, "") is None:
             del options[name]
     place = place or _place_of(saved["topology"], options, weights_only)
+    was = saved["algorithm"].get("norm_reward", False)
+    if not weights_only and options.get("norm_reward", was) != was:
+        raise UsageError(
+            f"load: norm_reward was {was}, and the run goes on with the statistics of its rewards, or without any; "
+            f"leave it out, or take the weights alone: weights_only=True"
+        )
     spec = env if isinstance(env, EnvSpec) or env is None else with_env(saved["env"], env)
     config = decode(saved, spec, extractors, **options)
     if policy is None and config.policy.policy not in BUILT_IN:

@@ -336,7 +336,7 @@ class Model(Sb3Attributes):
         """Back to the last commit, by replay, with fresh environments and the same module."""
         parts, snapshot = self._parts, self._snapshot()
         self._run.close()
-        run, fresh = build_run(parts.config, parts.module, parts.schedule)
+        run, fresh = build_run(parts.config, parts.module.cpu(), parts.schedule)  # on its way to where it was
         try:
             fresh.require_fit(snapshot)
             run.restore(snapshot)

@@ -55,6 +55,20 @@ class _AtOneState(nn.Module):
         value: Tensor = self.module.value(obs, self._states(rows))
         return value
 
+    def require_one_memory(self, obs: Any, noise: Tensor, dtype: torch.dtype) -> None:
+        """Refuse an act and an evaluate that remember different things of the same rows."""
+        rows = len(noise)
+        with torch.no_grad():
+            actions, acted = self.module.act(obs, noise, self._states(rows))
+            _, evaluated = self.module.evaluate(obs, actions.to(dtype), self._states(rows))
+        gap = float((acted - evaluated).abs().max())
+        if not torch.allclose(acted, evaluated, rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise UsageError(
+                f"{type(self).__name__}: act and evaluate remember different things. For the same observations, "
+                f"actions and state, the states that they return differ by up to {gap:.3g}. "
+                f"headrace acts with the one and learns with the other; {_GUIDE}"
+            )
+
     def _states(self, rows: int) -> Tensor:
         return self._state.repeat(rows, 1)
 

@@ -89,6 +89,8 @@ class Returned:
                 "value(obs)", "the values that evaluate returns", f"others, by up to "
                 f"{float((value - beside).abs().max()):.3g}", "both are the value of the same observation",
             )  # fmt: skip
+        if hasattr(self._policy, "require_one_memory"):
+            self._policy.require_one_memory(self._obs, self._noise, actions.dtype)
 
     def _call(self, name: str, *inputs: Any) -> Any:
         try:

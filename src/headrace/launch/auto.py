@@ -127,7 +127,8 @@ def _place(
     if steps is not None and steps < WORTH_MEASURING:
         return f"{steps:,} steps are too few to measure what is faster"
     devices = number_of_queues(config.inference_device)
-    layout = Layout(config.n_envs, config.n_steps, workers, config.inference_servers, devices)
+    servers, most = config.inference_servers, config.inference_max_batch
+    layout = Layout(config.n_envs, config.n_steps, workers, servers, devices, most)
     policy, tile = policy_of(*spaces)
     costs = measure_placements(spec, seed, config, layout, policy, spaces, tile, layout.rows(can_buffer))
     if isinstance(costs, Unmeasured):

@@ -59,6 +59,8 @@ class Layout:
     servers: int = 1
     devices: int = 1
     """That the servers are dealt out to, if they act on devices."""
+    max_batch: int = 0
+    """Environments that a server acts for at once; 0: as many as there are. Those of a shard stay together."""
 
     @property
     def per_worker(self) -> int:
@@ -67,7 +69,12 @@ class Layout:
 
     def per_batch(self, turns: int) -> int:
         """Environments of the largest batch of a server."""
-        return -(-self.n_envs // (self.servers * turns))
+        every, shard = -(-self.n_envs // (self.servers * turns)), -(-self.per_worker // turns)
+        return min(every, max(self.max_batch // shard, 1) * shard) if self.max_batch else every
+
+    def batches(self, turns: int) -> int:
+        """Of a server, for all who ask it at the same time."""
+        return -(-self.n_envs // (self.servers * turns * self.per_batch(turns)))
 
     def rows(self, can_buffer: bool) -> set[int]:
         """All numbers of rows whose time matters."""
@@ -132,8 +139,9 @@ def _stepping(costs: Costs, layout: Layout, turns: int) -> Time:
 
 
 def _serving(costs: Costs, layout: Layout, turns: int) -> Time:
-    """Of one server, one batch: with its way there and back, in the queue of a device that they share."""
-    acting, more = costs.acting[layout.per_batch(turns)], -(-layout.workers // layout.servers) - 1
+    """Of one server, whoever asks at the same time: with the way there and back, in the queue of a shared device."""
+    one, count = costs.acting[layout.per_batch(turns)], layout.batches(turns)
+    acting, more = Time(count * one.wall_s, count * one.cpu_s), -(-layout.workers // layout.servers) - 1
     queued = -(-layout.servers // layout.devices) if costs.has_one_queue else max(1.0, layout.servers / costs.cores)
     wall_s = acting.wall_s * queued + costs.round_trip.wall_s + more * costs.slot.wall_s
     return Time(wall_s, acting.cpu_s + more * costs.slot.cpu_s)

@@ -31,7 +31,7 @@ from headrace.envs.masks import keep_lawful
 from headrace.envs.spec import EnvSpec
 from headrace.errors import HeadraceError
 from headrace.evaluation.elsewhere import Elsewhere, Hung
-from headrace.inference.device_names import devices_of
+from headrace.inference.device_names import CPU, devices_of
 from headrace.inference.devices import inference_on, open_device
 from headrace.inference.slots import SlotsPlan
 from headrace.launch.measuring import FreeCores
@@ -106,9 +106,8 @@ def measure(
         return Unmeasured(shortened(f"{kind}{message_of(error)}".partition("\n")[0], _LONGEST_REASON))
     cores, left = len(os.sched_getaffinity(0)), free.seen(seen["cpu_s"] / max(now_s() - begun_s, 1e-3))
     step, row, trip, slot = (Time(*seen[name]) for name in ("step", "row", "round_trip", "slot"))
-    return Costs(
-        step, row, acting, trip, slot, left if left < _BUSY * cores else cores, config.inference_device != "cpu"
-    )
+    has_one_queue = devices_of(config.inference_device)[0] != CPU  # several servers on the CPU have a core each
+    return Costs(step, row, acting, trip, slot, left if left < _BUSY * cores else cores, has_one_queue)
 
 
 def _answered(asked: _Asked, config: TopologyConfig) -> dict[str, Any]:

@@ -28,7 +28,8 @@ def gaussian(module: MlpPolicy, gradients: Mapping[str, Tensor]) -> HeadLoss:
     log_std, d_log_std = module.log_std.detach().numpy(), gradients["log_std"].numpy()
 
     def loss(head: Array, action: Tensor, *numbers: Any) -> None:
-        _gaussian(head, action.reshape(len(action), -1).numpy(), log_std, d_log_std, *numbers)
+        wide = action if action.itemsize > 2 else action.float()  # numba does not know float16
+        _gaussian(head, wide.reshape(len(action), -1).numpy(), log_std, d_log_std, *numbers)
 
     return loss
 

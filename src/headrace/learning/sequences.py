@@ -53,8 +53,8 @@ def complete_sequences(batch: Batch, policy_of: Callable[[int], Any], device: De
                 here = np.ix_(np.arange(start, stop), envs)
                 obs, split = _flat(batch.leaves, here, device), Split(starts[here], device)
                 before = _put(after[envs], device)
-                said = policy.evaluate_sequences(obs, _rows(batch.action[here], device), split, before)
-                states = policy.follow(obs, split, before).cpu().numpy()
+                said, followed = _walked(policy, obs, _rows(batch.action[here], device), split, before)
+                states = followed.cpu().numpy()
                 batch.log_prob[here] = said.log_prob.cpu().numpy().reshape(stop - start, -1)
                 batch.value[here] = said.value.cpu().numpy().reshape(stop - start, -1)
                 after[envs] = states[-1]
@@ -120,26 +120,29 @@ class StepByStep:
 
     def evaluate_sequences(self, obs: Any, actions: Tensor, split: Split, state: Tensor) -> Evaluation:
         """Row after row."""
-        parts = []
+        return self.walk(obs, actions, split, state)[0]
+
+    def walk(self, obs: Any, actions: Tensor, split: Split, state: Tensor) -> tuple[Evaluation, Tensor]:
+        """The same, and the state after every row: by evaluate, since it may remember what was done in it."""
+        parts, states = [], []
         for t, going_on in enumerate(split.going_on):
             rows = slice(t * split.n_envs, (t + 1) * split.n_envs)
             said, state = self._policy.evaluate(_some(obs, rows), actions[rows], state * going_on)
             parts.append(said)
-        return Evaluation(*(torch.cat(field) for field in zip(*parts, strict=True)))
-
-    def follow(self, obs: Any, split: Split, state: Tensor) -> Tensor:
-        """The state after every row."""
-        states = []
-        for t, going_on in enumerate(split.going_on):
-            rows = _some(obs, slice(t * split.n_envs, (t + 1) * split.n_envs))
-            _, state = self._policy.act(rows, None, state * going_on)
             states.append(state)
-        return torch.stack(states)
+        return Evaluation(*(torch.cat(field) for field in zip(*parts, strict=True))), torch.stack(states)
 
 
 def sequential(policy: Any) -> Any:
     """A policy that takes whole sequences."""
     return policy if hasattr(policy, "evaluate_sequences") and hasattr(policy, "follow") else StepByStep(policy)
+
+
+def _walked(policy: Any, obs: Any, actions: Tensor, split: Split, state: Tensor) -> tuple[Evaluation, Tensor]:
+    """What a policy says of sequences, and what it remembers after every row [T, N, S]."""
+    if isinstance(policy, StepByStep):
+        return policy.walk(obs, actions, split, state)
+    return policy.evaluate_sequences(obs, actions, split, state), policy.follow(obs, split, state)
 
 
 def _some(obs: Any, rows: slice) -> Any:

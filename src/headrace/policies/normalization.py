@@ -111,7 +111,8 @@ class NormalizedPolicy(nn.Module):
         super().__init__()
         self.normalize, self.policy = normalize, policy
         self.noise, self.largest_tile = as_policy(policy).noise, as_policy(policy).largest_tile
-        self.state_size = state_size_of(policy)
+        if size := state_size_of(policy):  # without a memory it has none, as the policy itself
+            self.state_size = size
 
     def act(self, obs: Any, noise: Tensor | None, *state: Tensor) -> Tensor:
         """As the policy's own; one that remembers takes its state as well."""

@@ -48,6 +48,17 @@ def test_servers_with_a_device_each_do_not_queue() -> None:
         assert cycles(costs, replace(servers, devices=devices))[CENTRAL] == pytest.approx(expected)
 
 
+def test_batches_that_are_limited_follow_one_another() -> None:
+    """2 ms a batch: with one worker in each a server takes four, as local inference does; a shard is not split."""
+    for most, batches in ((16, 1), (9, 2), (4, 4), (1, 4)):
+        limited = replace(FOUR, max_batch=most)
+        costs = replace(FREE, acting=device(2e-3, 0.0, limited), has_one_queue=True)
+        got = cycles(costs, limited)
+        assert got[CENTRAL] == pytest.approx(batches * 2e-3)
+        assert got[LOCAL] == pytest.approx(8e-3)
+    assert [replace(FOUR, max_batch=most).per_batch(2) for most in (0, 5, 1)] == [8, 4, 2]
+
+
 def test_double_buffering_hides_the_shorter_of_stepping_and_acting() -> None:
     costs = replace(FREE, step=both(2e-3), acting=device(2e-3, 0.0, FOUR), has_one_queue=True)
     assert cycles(costs, FOUR) == pytest.approx({LOCAL: 10e-3, CENTRAL: 10e-3, BUFFERED: 8e-3})

@@ -11,8 +11,12 @@ import headrace as hr
 from headrace.collecting.forecast import Forecast, words
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.spec import EnvSpec
+from headrace.launch import trial
 from headrace.launch.auto import survey
-from headrace.launch.placement import BUFFERED, CENTRAL, LOCAL
+from headrace.launch.placement import BUFFERED, CENTRAL, LOCAL, Layout
+from headrace.memory.spaces import Box, Discrete
+from headrace.policies.config import PolicyConfig
+from headrace.policies.networks import build_policy
 
 PLACE: dict[str, Any] = {"topology": "processes", "workers": 4, "inference": "auto", "spares": 0}
 SLOW: dict[str, Any] = {"inference_device": "emulated:20ms+0us"}
@@ -110,6 +114,18 @@ def test_what_is_not_worth_measuring_is_named(steps: int | None, more: dict[str,
     config = TopologyConfig(8, 8, "processes", "4", "auto", **more)
     topology = survey(EnvSpec("CartPole-v1"), 1, config, steps=steps, policy_of=unasked).topology
     assert topology.reasons[0] == f"inference=local: each worker runs the policy itself; {why}"
+
+
+@pytest.mark.parametrize(("said", "has_one_queue"), [("cpu", False), ("cpu,cpu", False), ("emulated:1ms+0us", True)])
+def test_servers_on_the_cpu_are_in_no_queue(said: str, has_one_queue: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = dict.fromkeys(("step", "row", "round_trip", "slot"), (0.0, 0.0)) | {"cpu_s": 0.0}
+    monkeypatch.setattr(trial, "_answered", lambda *_: seen)
+    monkeypatch.setattr(trial, "_acting", lambda *_: {})
+    config = TopologyConfig(8, 8, "processes", "2", "central", inference_device=said, inference_servers=2)
+    spaces = Box((4,), "float32", (-1.0,), (1.0,)), Discrete(2)
+    policy = build_policy(PolicyConfig(), *spaces, 0)
+    costs = trial.measure(EnvSpec("CartPole-v1"), 1, config, Layout(8, 8, 2, 2), policy, spaces, 0, set())
+    assert costs.has_one_queue == has_one_queue  # type: ignore[union-attr]
 
 
 def unasked(*spaces: Any) -> Any:

@@ -247,6 +247,22 @@ def test_a_resumed_run_needs_all_statistics(forgotten: str) -> None:
         assert (model.run.hashes() == want) == (not forgotten)
 
 
+@pytest.mark.parametrize("norm_obs", [False, True])
+@pytest.mark.parametrize("norm_reward", [False, True])
+def test_normalised_rewards_stay_what_they_were(norm_reward: bool, norm_obs: bool, tmp_path: Path) -> None:
+    """A run that goes on does not lose the statistics, nor does it begin some; one that takes the weights alone may."""
+    norm = {"norm_reward": norm_reward, "norm_obs": norm_obs}
+    with hr.PPO("MlpPolicy", Patchy, **SMALL, **norm) as model:
+        model.learn(48).save(tmp_path / "saved")
+    other = not norm_reward
+    with pytest.raises(UsageError, match=f"load: norm_reward was {norm_reward}, .*weights_only=True"):
+        hr.PPO.load(tmp_path / "saved", env=Patchy, norm_reward=other)
+    hr.PPO.load(tmp_path / "saved", env=Patchy, norm_reward=norm_reward).close()
+    with hr.PPO.load(tmp_path / "saved", env=Patchy, norm_reward=other, weights_only=True) as model:
+        assert model.parts.config.algorithm.norm_reward == other
+        model.learn(48)
+
+
 @pytest.mark.parametrize("statistic", ["count", "var_0"])
 def test_statistics_of_a_file_that_can_not_be(statistic: str, tmp_path: Path) -> None:
     with hr.PPO("MlpPolicy", Patchy, **SMALL, norm_obs=True) as model:
