@@ -293,8 +293,12 @@ def _wider(e: Evidence, now: Cycle, times: int) -> Cycle:
     wider["inference"] = call_s + times * (acting_s - call_s)
     learn = {name: own * (1 if name in ("hand_over", "other") else times) for name, own in now.learn.items()}
     by_steps = ("checkpoint", "evaluation", "episodes")  # due every so many steps
-    beside = {name: own * (times if name in by_steps else 1) for name, own in now.beside.items()}
-    return replace(now, steps=times * now.steps, collect=wider, learn=learn, beside=beside, cpu_s=times * now.cpu_s)
+    beside, rare = (
+        {name: own * (times if name in by_steps else 1) for name, own in some.items()}
+        for some in (now.beside, now.rare)
+    )
+    more = replace(now, steps=times * now.steps, collect=wider, learn=learn, beside=beside, rare=rare)
+    return replace(more, cpu_s=times * now.cpu_s)
 
 
 def _is_on_device(e: Evidence) -> bool:
