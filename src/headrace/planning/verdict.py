@@ -40,6 +40,7 @@ _PARTS = {
 FIRST, FURTHER = 0.3, 0.2  # of the critical path: what a cause must take to be named, and a second one
 _EVEN = 1.15  # side by side, sides that differ by less are equally long
 _STARVED = 0.5  # of the time
+_UNEXPLAINED = 0.2  # of the time: more than this in few updates is worth a word
 _TWO_CORES = 1.5  # about; with fewer, threads would take turns without sharing an interpreter, too
 
 
@@ -174,6 +175,12 @@ def _notes(e: Evidence, cycle: Cycle) -> list[str]:
         notes.append(
             f"Other programs left {e.free_cores:.1f} of {e.cores} cores to this run: all times are longer than on a "
             f"quiet machine."
+        )
+    if (beyond_s := e.update_s - cycle.update_s) > _UNEXPLAINED * e.update_s:
+        why = f": workers were replaced {e.replaced:,} times, log.txt says why" if e.replaced else ""
+        notes.append(
+            f"An update takes {_time(e.update_s)} on average, {_time(beyond_s)} more than a usual one: now and then "
+            f"the learner waits much longer{why}."
         )
     if cycle.hidden_s > 0.05 * cycle.update_s:
         notes.append(f"{_time(cycle.hidden_s)} of logging, checkpoints and evaluations an update cost nothing: workers "

@@ -24,7 +24,7 @@ KINDS = {
     "wait": "waiting",
 }
 _MOST_WORKERS = 12  # strips; of more, the busiest ones and the idlest one
-_SEEN = 0.05  # of an update: workers that differ by less are done together
+_SEEN = 0.05  # of an update: a worker that waits less for the others is not worth a word
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ def waiting_of(evidence: Evidence, strips: list[Strip]) -> str:
         return "One thread collects and learns, so nothing waits for anything else."
     idle = [one.parts["wait"] for one in workers]
     last = max(0.0, 1.0 - evidence.busiest_s / evidence.update_s)  # of whichever is done last in each update
-    least, most = min(*idle, last), max(idle)
+    least, most = min(*idle, last, 1.0 - learner.parts["wait"]), max(idle)
     rollouts = f"The learner waits {learner.parts['wait']:.0%} of its time for rollouts"
     if len(workers) == 1:
         return f"{rollouts}; the worker waits {least:.0%} of its time for the learner."
-    for_others = f", and up to {most - least:.0%} for the slowest of them" if most - least >= _SEEN else ""
+    for_others = f", and up to {most - least:.0%} for one another" if most - least >= _SEEN else ""
     return f"{rollouts}; workers wait {least:.0%} of their time for the learner{for_others}."
 
 

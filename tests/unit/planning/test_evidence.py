@@ -128,6 +128,20 @@ class TestEvidence:
         ]
         assert evidence_of(records, {"topology": {"n_envs": 8}}, {}).slow_envs == ()
 
+    def test_time_in_which_workers_were_replaced_is_not_passed_over(self) -> None:
+        """Every fourth update takes 2 s more: half a second of each, three times as much as a usual one takes."""
+        where = {"where": {"topology": "processes", "workers": 2, "shards": 2, "cores": 2}}
+        usual = {"worker_0/env_s": 0.1, "worker_1/env_s": 0.1, "time/sgd": 0.05}
+        records = [
+            record(n, **usual, **{"time/wait": 2.1 if n % 4 == 0 else 0.1, "restarts": float(n // 4)})
+            for n in range(1, 42)
+        ]
+        (note,) = judge(evidence_of(records, {"topology": {"n_envs": 8}}, where)).notes
+        assert note.startswith("An update takes 650 ms on average, 500 ms more than a usual one"), note
+        assert note.endswith("workers were replaced 10 times, log.txt says why.")
+        calm = [one | {"headrace/time/wait": 0.1} for one in records]
+        assert not judge(evidence_of(calm, {"topology": {"n_envs": 8}}, where)).notes
+
     def test_workers_are_taken_from_where_the_run_took_place(self) -> None:
         times = {"worker_0/env_s": 0.2, "worker_1/env_s": 0.6, "worker_1/idle_s": 0.1, "time/wait": 0.6}
         where = {"topology": "processes", "workers": 2, "shards": 2, "cores": 2}
