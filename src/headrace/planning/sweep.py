@@ -108,6 +108,8 @@ def moved(here: Curve, there: Curve) -> str:
         return ""
     was, now = _where(here), _where(there)
     costs = f"a call costs {_time(there.fixed_s)} there whatever B is, {_time(here.fixed_s)} here"
+    if here.is_still_rising and there.is_still_rising:
+        return f"{there.name}: both still rise at B = {here.knee}, so whether the knee moves needs larger B; {costs}"
     if was == now:
         return f"{there.name}: the knee does not move, it is {now} as well; {costs}"
     return f"{there.name}: the knee moves, it is {now} and not {was}; {costs}"

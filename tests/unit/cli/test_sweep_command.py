@@ -90,7 +90,7 @@ def test_json_has_what_the_table_has(tmp_path: Path, capsys: pytest.CaptureFixtu
     for curve in found["curves"]:
         for point in curve["points"]:
             assert f"{point['median']:,.0f} +- {point['error']:,.0f}" in said
-    assert found["on_the_device"].startswith("policy on emulated:5ms+1us: the knee ")
+    assert found["on_the_device"].startswith("policy on emulated:5ms+1us: ")
     assert found["on_the_device"] in said
 
 

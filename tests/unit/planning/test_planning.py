@@ -235,6 +235,7 @@ def test_whether_the_knee_would_move_by_hand() -> None:
     assert moved(here, there) == f"policy on X: the knee moves, it is beyond B = 1024 and not at B = 16; {costs}"
     assert moved(here, flat).startswith("policy on Y: the knee does not move, it is at B = 16 as well; ")
     assert moved(curve_of("policy", [Point(2, (1.0,))]), there) == ""
+    assert "both still rise at B = 1024, so whether the knee moves needs larger B" in moved(there, there)
 
 
 @pytest.mark.parametrize("text", ["28kb", "2gb", "28Kb"])
