@@ -23,6 +23,7 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.files import MAX_JSON_BYTES, parse_object, read_regular
 from headrace.plain_text import message_of, printable
 from headrace.planning.advice import Advice, advise
+from headrace.planning.checks import positive
 from headrace.planning.evidence import Evidence, evidence_of
 from headrace.planning.quantities import counted, parse_bytes
 from headrace.planning.recorded_diversity import diversity_findings
@@ -70,7 +71,8 @@ def main(argv: list[str]) -> int:
             raise UsageError(f"{', '.join(['--apply', *of_apply])}: expected a run directory, too: headrace doctor RUN")
         from headrace.cli.machine_check import check_machine
 
-        return check_machine(options.clean, parse_bytes("--need", options.need) if options.need else 0.0, options.json)
+        needed = positive("--need", parse_bytes("--need", options.need), may_be_zero=True) if options.need else 0.0
+        return check_machine(options.clean, needed, options.json)
     if options.clean or options.need:
         raise UsageError("--clean and --need are about this machine: headrace doctor, without a run")
     if any(of_apply.values()) and not options.apply:
@@ -102,6 +104,7 @@ def main(argv: list[str]) -> int:
             "run": str(options.run),
             "is_live": is_running,
             "steps_per_s": evidence.sps,
+            "updates": evidence.updates,
             "verdict": asdict(verdict) | {"names": verdict.names},
             "advice": [asdict(one) | {"is_applicable": one.is_applicable} for one in advice],
             "applied": achieved,
@@ -163,11 +166,11 @@ def _applied(
     options: DoctorOptions, evidence: Evidence, advice: list[Advice], seconds: float, rounds: int
 ) -> dict[str, Any] | None:
     """The best advice that is an option, tried."""
-    from headrace.cli.doctor_measuring import admitted, tried
+    from headrace.cli.doctor_measuring import admitted, can_be_tried, same_disk, tried
     from headrace.cli.own_modules import find_own_modules
 
     assert options.run is not None
-    best = next((one for one in advice if one.is_applicable), None)
+    best = next((one for one in advice if can_be_tried(one)), None)
     if best is None:
         print("\n--apply: there is no advice that is an option")
         return None
@@ -176,7 +179,7 @@ def _applied(
     data, doubt = read_config(options.run / "config.json")
     config, session = admitted(options.run, data, doubt, options.trust)
     find_own_modules(config.env.encode())
-    before, after = tried(config, session, evidence, best, seconds, rounds, passing)
+    before, after = tried(config, session, evidence, best, seconds, rounds, passing, same_disk(options.run))
     gain = after / before if before else 0.0
     print(
         f"\ntried {' '.join(best.options)}: {counted(before)} -> {counted(after)} steps/s; "

@@ -100,6 +100,18 @@ def accepted(data: Mapping[str, Any], evidence: Evidence, advice: Sequence[Advic
     return [one for one in advice if is_accepted(one)]
 
 
+def can_be_tried(advice: Advice) -> bool:
+    """Whether short runs show what it brings; they have no live view that could be left out."""
+    return advice.is_applicable and bool(_typed(advice))
+
+
+def same_disk(run_dir: Path) -> Path | None:
+    """Where short runs write as fast as this one did: beside it, if temporary files lie on another disk."""
+    beside = run_dir.resolve().parent
+    is_elsewhere = beside.stat().st_dev != os.stat(tempfile.gettempdir()).st_dev
+    return beside if is_elsewhere and os.access(beside, os.W_OK) else None
+
+
 def _typed(advice: Advice) -> list[str]:
     """Its options but for one that is not part of a configuration."""
     return [word for word in advice.options if word != "--quiet"]
@@ -147,8 +159,9 @@ def tried(
     seconds: float,
     rounds: int,
     progress: Callable[[str], object] = lambda text: None,
+    folder: Path | None = None,
 ) -> tuple[float, float]:
-    """Steps/s of short runs without and with a change, in alternation: medians."""
+    """Steps/s of short runs without and with a change, in alternation: medians. `folder`: where they write."""
     from headrace.cli.train_command import changed
 
     other, later = changed(config, session, _typed(advice))
@@ -157,7 +170,7 @@ def tried(
     for number in range(rounds):
         for name, (one, how, expected) in runs.items() if number % 2 == 0 else reversed(runs.items()):
             progress(f"round {number + 1} of {rounds}: {name} ...")
-            reached[name].append(short_run(one, how, expected, seconds).sps)
+            reached[name].append(short_run(one, how, expected, seconds, folder=folder).sps)
     progress("")
     before, after = (median(speeds) for speeds in reached.values())
     return before, after
@@ -169,6 +182,7 @@ def short_run(
     expected_sps: float,
     seconds: float,
     seen: Callable[[Mapping[str, float]], object] = lambda record: None,
+    folder: Path | None = None,
 ) -> Evidence:
     """What the files of a run of some seconds say. `seen` gets every record as it comes."""
     from headrace.api.model import Model
@@ -186,12 +200,12 @@ def short_run(
         return now_s() < until_s
 
     with (
-        tempfile.TemporaryDirectory(prefix="headrace-doctor-") as folder,
+        tempfile.TemporaryDirectory(prefix="headrace-doctor-", dir=folder) as scratch,
         Model.from_config(config, steps=how.total_timesteps) as model,
     ):
-        result = model.train(how, Path(folder) / "run", show=False, callback=is_in_time)
+        result = model.train(how, Path(scratch) / "run", show=False, callback=is_in_time)
         if result.exit_code:
             raise HeadraceError(f"--apply: a short run ended with: {result.exit_reason}")
-        records = read_records(Path(folder) / "run" / "metrics.jsonl")
-        files = [read_regular(Path(folder) / "run" / name, MAX_JSON_BYTES) for name in ("config.json", "result.json")]
+        records = read_records(Path(scratch) / "run" / "metrics.jsonl")
+        files = [read_regular(Path(scratch) / "run" / name, MAX_JSON_BYTES) for name in ("config.json", "result.json")]
     return evidence_of(records, *map(parse_object, files))

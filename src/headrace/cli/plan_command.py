@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.launch.prediction import Forecast
 
 
-_ONLY_MEASURED = ("n_envs", "n_steps", "policy", "net_arch", "env_kwargs", "wrappers", "preset")
+_ONLY_MEASURED = ("n_envs", "n_steps", "policy", "net_arch", "action_masks", "env_kwargs", "wrappers", "preset")
 _ONLY_GIVEN = ("update_ms", "actor_sps", "rollout", "observation", "transition", "weights")  # what --measure finds out
 _NUMBERS = ("n_envs", "n_steps", "batch", "update_ms", "actor_sps", "actors", "n_epochs", "rollout", "buffer")
 _PRICES = ("actor_price", "learner_price")
@@ -54,6 +54,8 @@ class PlanOptions:
     """With --measure: MlpPolicy, CnnPolicy, MultiInputPolicy or auto (which it is if not given)."""
     net_arch: tuple[int, ...] | None = None
     """With --measure: sizes of the policy's hidden layers, as in 64 64."""
+    action_masks: bool = False
+    """With --measure: the environment says which actions it allows, as for headrace train --action-masks."""
     env_kwargs: str | None = None
     """With --measure: keyword arguments of the environment, as JSON."""
     wrappers: tuple[str, ...] = ()

@@ -53,7 +53,8 @@ def measured_job(options: PlanOptions, env: str) -> tuple[Job, list[Forecast], f
     policy = chosen.options.get("policy", "auto") if options.policy is None else options.policy
     kwargs = chosen.env_kwargs | env_kwargs("{}" if options.env_kwargs is None else options.env_kwargs)
     spec = EnvSpec(env, kwargs, options.wrappers or chosen.wrappers)
-    config = RunConfig(spec, 1, PolicyConfig(policy=policy, net_arch=options.net_arch), learning, place)
+    policy_config = PolicyConfig(policy=policy, net_arch=options.net_arch, action_masks=options.action_masks)
+    config = RunConfig(spec, 1, policy_config, learning, place)
     find_own_modules(config.env.encode())
     passing(f"measuring {env} ...")
     weight_bytes, state_size = 0.0, 0

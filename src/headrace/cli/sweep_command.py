@@ -7,6 +7,7 @@ B = 1, 4, 16 ... --> environments alone · policy alone (CPU, emulated accelerat
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,14 +18,15 @@ from headrace.cli.options import env_kwargs, parse, translate
 from headrace.cli.printing import passing
 from headrace.cli.writing import expect_to_write, picture_form, write_answer
 from headrace.errors import UsageError
-from headrace.planning.sweep import Curve, Point, curve_of, explained
+from headrace.planning.sweep import Curve, Point, curve_of, explained, moved
 
 if TYPE_CHECKING:
     from headrace.build import Parts
     from headrace.envs.spec import EnvSpec
 
 _BUDGET_S = 0.15  # of every repetition
-_ROLLOUT = 2048  # steps of a rollout that is collected for a repetition
+_ROLLOUT, _ROWS = 2048, 8  # steps of a rollout that is collected for a repetition, and rows at least
+_FEWEST_ROWS = 2  # of environments so slow that this takes longer than a repetition
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class SweepOptions:
     """Worker processes to try as well, as in 1 2 4; without it everything runs in this process."""
     policy: str = "auto"
     """MlpPolicy, CnnPolicy, MultiInputPolicy or auto."""
+    action_masks: bool = False
+    """The environment says which actions it allows; no others are taken."""
     accelerator: str = "emulated:2ms+5us"
     """A device to measure the policy on beside the CPU; emulated: time of a batch and of each row."""
     repetitions: int = 5
@@ -71,20 +75,22 @@ def main(argv: list[str]) -> int:
     if options.accelerator:
         _require_device(options.accelerator)
     from headrace.cli.own_modules import find_own_modules
+    from headrace.envs.masks import masked
     from headrace.envs.spec import EnvSpec
 
     spec = EnvSpec(options.env, env_kwargs(options.env_kwargs), options.wrappers)
+    spec = masked(spec) if options.action_masks else spec
     find_own_modules(spec.encode())
     curves = _measured(options, spec)
     passing("")
     print(_table(curves))
     for curve in curves:
         print(f"{curve.name}: {explained(curve)}")
+    if device := _moved(curves):
+        print(device)
     if options.json is not None:
-        found = [asdict(curve) | {"gain": curve.gain, "explained": explained(curve)} for curve in curves]
-        write_answer(
-            "--json", options.json, (json.dumps({"env": options.env, "curves": found}, indent=1) + "\n").encode(), home
-        )
+        answer = {"env": options.env, "curves": [_encoded(curve) for curve in curves], "on_the_device": device}
+        write_answer("--json", options.json, (json.dumps(answer, indent=1) + "\n").encode(), home)
     if options.plot is not None:
         from headrace.views.sweep_figure import draw_sweep
 
@@ -107,10 +113,10 @@ def _require_device(name: str) -> None:
 
 
 def _measured(options: SweepOptions, spec: EnvSpec) -> list[Curve]:
-    from headrace.launch.sweeping import environment_sps, policy_sps
+    from headrace.launch.sweeping import environment_sps, looked_at, policy_sps
 
     found: dict[str, list[Point]] = {}
-    many = options.repetitions
+    spec, many = looked_at(spec, options.seed), options.repetitions
     devices = {"policy": "cpu"} | (
         {f"policy on {options.accelerator}": options.accelerator} if options.accelerator else {}
     )
@@ -120,26 +126,37 @@ def _measured(options: SweepOptions, spec: EnvSpec) -> list[Curve]:
             found.setdefault(name, []).append(Point(n_envs, rates))
 
         passing(f"{n_envs} environments ...")
-        note("environments", environment_sps(spec, options.seed, n_envs, many, _BUDGET_S))
-        parts, rates = _collected(options, spec, n_envs, 0)
+        alone = environment_sps(spec, options.seed, n_envs, many, _BUDGET_S)
+        note("environments", alone)
+        n_steps = _rows(n_envs, max(alone))
+        parts, rates = _collected(options, spec, n_envs, n_steps, 0)
         for name, device in devices.items():
             passing(f"{n_envs} environments, {name} ...")
             note(name, policy_sps(parts.module, parts.observation, parts.action, n_envs, many, _BUDGET_S, device))
         note("both", rates)
         for workers in (one for one in sorted(set(options.workers)) if one <= n_envs):
             passing(f"{n_envs} environments, {workers} workers ...")
-            note(f"both, {workers} worker{'s'[: workers > 1]}", _collected(options, spec, n_envs, workers)[1])
+            note(f"both, {workers} worker{'s'[: workers > 1]}", _collected(options, spec, n_envs, n_steps, workers)[1])
     return [curve_of(name, points) for name, points in found.items()]
 
 
-def _collected(options: SweepOptions, spec: EnvSpec, n_envs: int, workers: int) -> tuple[Parts, tuple[float, ...]]:
+def _rows(n_envs: int, sps: float) -> int:
+    """Of a rollout: enough to weigh what comes once in it, and no more than slow environments take in a repetition."""
+    steps = min(max(_ROLLOUT, _ROWS * n_envs), sps * _BUDGET_S)
+    return max(_FEWEST_ROWS, math.ceil(steps / n_envs))
+
+
+def _collected(
+    options: SweepOptions, spec: EnvSpec, n_envs: int, n_steps: int, workers: int
+) -> tuple[Parts, tuple[float, ...]]:
     """Steps per second of collecting, environments and policy together; and what was collected with."""
     from headrace.api.collector import Collector
     from headrace.clock import now_s
 
     place: dict[str, Any] = {"topology": "processes", "workers": workers} if workers else {"topology": "inline"}
-    n_steps, rates = max(8, -(-_ROLLOUT // n_envs)), []
-    with Collector(spec, options.policy, n_envs, n_steps, options.seed, inference="local", **place) as rollouts:
+    place |= {"inference": "local", "action_masks": options.action_masks}
+    rates = list[float]()
+    with Collector(spec, options.policy, n_envs, n_steps, options.seed, **place) as rollouts:
         next(rollouts)
         for _ in range(options.repetitions):
             before, steps = now_s(), 0
@@ -147,6 +164,19 @@ def _collected(options: SweepOptions, spec: EnvSpec, n_envs: int, workers: int) 
                 steps += next(rollouts).steps
             rates.append(steps / (now_s() - before))
         return rollouts.parts, tuple(rates)
+
+
+def _moved(curves: list[Curve]) -> str:
+    """What the accelerator does to the knee of the policy; empty without one."""
+    here = next(curve for curve in curves if curve.name == "policy")
+    there = next((curve for curve in curves if curve.name.startswith("policy on ")), None)
+    return "" if there is None else moved(here, there)
+
+
+def _encoded(curve: Curve) -> dict[str, Any]:
+    """With all that the table has."""
+    points = [asdict(one) | {"median": one.typical, "error": one.error} for one in curve.points]
+    return asdict(curve) | {"points": points, "gain": curve.gain, "explained": explained(curve)}
 
 
 def _table(curves: list[Curve]) -> str:

@@ -24,6 +24,7 @@ _CALL_S = 15e-6  # of a policy, however few rows it acts for
 _ROUND_TRIP_S = 60e-6  # to an inference server and back
 _MOST_WORKERS = 16
 _SATURATED = 0.6  # of what the free cores can do: workers that use less sleep, and do not wait for a core
+_OWN_WORK = 0.7  # of the time of stepping a pool: with less CPU time than that, others do its work
 _FEWER = 10  # times fewer logs, checkpoints, evaluations
 
 
@@ -97,7 +98,8 @@ def _changes(e: Evidence, now: Cycle, learning: Mapping[tuple[str, int], float])
         yield f"{times}x as many environments in all", ("--n-envs", str(times * n_envs)), _wider(e, now, times), True
     if SLOW_ENV in judge(e).names:  # where all are equally slow, some are a little slower than others
         yield "make the slow environments as fast as the others", (), now.scaled(slow_env=0.0), False
-    yield "an environment that is twice as fast (compiled, or a pool such as envpool:ID)", (), _faster(now), False
+    kind = "compiled" if e.is_vector else "compiled, or a pool such as envpool:ID"
+    yield f"an environment that is twice as fast ({kind})", (), _faster(now), False
 
 
 def _of_workers(e: Evidence, now: Cycle) -> Iterator[_Change]:
@@ -212,22 +214,29 @@ def _spread(e: Evidence, now: Cycle, count: int) -> Cycle:
     call_s = min(shared["inference"], e.steps / max(1.0, e.number("n_envs", 1)) * _CALL_S)
     if _is_on_device(e):  # which all of them share: it does not become faster
         call_s = shared["inference"]
+    works_elsewhere = _works_elsewhere(e, now)
     busy_s = have * (sum(shared.values()) - call_s)
     cpu_s = busy_s * _cpu_share(e, now)
     beside = max(1.0, min(count, now.cores))
     queued = count / have if _is_on_device(e) and e.inference == "local" else 1.0
     even_s = max(busy_s * _largest(e, count), cpu_s / beside) + call_s * queued
-    factor = even_s / sum(shared.values()) if sum(shared.values()) else 1.0
+    factor = even_s / sum(shared.values()) if sum(shared.values()) and not works_elsewhere else 1.0
     collect = {**now.collect, **{name: factor * own for name, own in shared.items()}}
     collect["latency"] = now.collect.get("latency", 0.0) if e.workers else _HAND_OVER_S * count
     collect["imbalance"] = now.collect.get("imbalance", 0.0) * have / count  # slow environments, among more workers
     kind = IN_STEP if now.kind == INLINE else now.kind
-    new = replace(now, kind=kind, collect=collect)
+    all_cpu_s = now.cpu_s + works_elsewhere * now.cores * shared["env"]
+    new = replace(now, kind=kind, collect=collect, cpu_s=all_cpu_s)
     if now.kind != INLINE:
         return new
     shown_s = max(0.0, sum(now.beside.values()) - new.collect_s)  # workers collect meanwhile
     share = shown_s / sum(now.beside.values()) if sum(now.beside.values()) else 0.0
     return replace(new, beside={name: own * share for name, own in now.beside.items()})
+
+
+def _works_elsewhere(e: Evidence, now: Cycle) -> bool:
+    """A pool whose own threads or processes have the cores already, while the thread that steps it waits for them."""
+    return e.is_vector and _cpu_share(e, now) < _OWN_WORK
 
 
 def _largest(e: Evidence, count: int) -> float:
@@ -293,8 +302,12 @@ def _wider(e: Evidence, now: Cycle, times: int) -> Cycle:
     wider["inference"] = call_s + times * (acting_s - call_s)
     learn = {name: own * (1 if name in ("hand_over", "other") else times) for name, own in now.learn.items()}
     by_steps = ("checkpoint", "evaluation", "episodes")  # due every so many steps
-    beside = {name: own * (times if name in by_steps else 1) for name, own in now.beside.items()}
-    return replace(now, steps=times * now.steps, collect=wider, learn=learn, beside=beside, cpu_s=times * now.cpu_s)
+    beside, rare = (
+        {name: own * (times if name in by_steps else 1) for name, own in some.items()}
+        for some in (now.beside, now.rare)
+    )
+    more = replace(now, steps=times * now.steps, collect=wider, learn=learn, beside=beside, rare=rare)
+    return replace(more, cpu_s=times * now.cpu_s)
 
 
 def _is_on_device(e: Evidence) -> bool:

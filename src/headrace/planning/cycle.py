@@ -3,6 +3,7 @@
     inline      collect, learn, beside                          one after the other
     in step     max(collect, beside), learn                     workers collect while the session logs
     ahead       max(collect, learn + beside, CPU time / cores)  max_lag of at least 1: side by side
+                and what is rare, one after the other: workers are soon as far ahead as they may be
 
 What is hidden behind collecting now comes to light again if collecting becomes shorter than that.
 
@@ -15,7 +16,7 @@ Of `beside` only what is not hidden behind collecting is in a cycle. Does not kn
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from headrace.planning.evidence import BESIDE, COLLECTING, LEARNING, Evidence
@@ -41,6 +42,8 @@ class Cycle:
     """CPU time of all processes."""
     cores: float = 1.0
     """That are free for them."""
+    rare: Mapping[str, float] = field(default_factory=dict)
+    """Of `beside`, what is done in few updates and takes long then."""
 
     @property
     def collect_s(self) -> float:
@@ -53,6 +56,11 @@ class Cycle:
         return sum(self.learn.values()) + sum(self.beside.values())
 
     @property
+    def usual_s(self) -> float:
+        """Of it, in a typical update."""
+        return self.own_s - sum(self.rare.values())
+
+    @property
     def crowded_s(self) -> float:
         """The least that the cores need."""
         return self.cpu_s / max(self.cores, 1.0)
@@ -61,7 +69,8 @@ class Cycle:
     def update_s(self) -> float:
         """Of a whole update."""
         if self.kind == AHEAD:
-            return max(self.collect_s, self.own_s + self.hidden_s, self.crowded_s)
+            side_s = max(self.collect_s, self.usual_s + self.hidden_s, self.crowded_s)
+            return side_s + sum(self.rare.values())
         return max(self.collect_s, self.hidden_s) + self.own_s
 
     @property
@@ -74,7 +83,7 @@ class Cycle:
         own = {**self.learn, **self.beside}
         if self.kind != AHEAD:
             return {**self.collect, **own}
-        return dict(self.collect) if self.collect_s > self.own_s else own
+        return {**self.collect, **self.rare} if self.collect_s > self.usual_s else own
 
     def scaled(self, **factors: float) -> Cycle:
         """Some parts take another time; threads that take turns wait for one another in proportion."""
@@ -87,6 +96,7 @@ class Cycle:
             collect={name: seconds * factors.get(name, 1.0) for name, seconds in self.collect.items()},
             learn={name: seconds * factors.get(name, 1.0) for name, seconds in self.learn.items()},
             beside={name: seconds * factors.get(name, 1.0) for name, seconds in self.beside.items()},
+            rare={name: seconds * factors.get(name, 1.0) for name, seconds in self.rare.items()},
         )
 
 
@@ -98,19 +108,20 @@ def cycle_of(evidence: Evidence) -> Cycle:
     if e.place == "inline" or not e.workers:
         slow_s = min(_excess_s(e, len(e.slow_envs)), 0.95 * of["env"])
         collect = {"env": of["env"] - slow_s, "slow_env": slow_s, "inference": of["inference"], "copy": of["copy"]}
-        return Cycle(INLINE, e.steps, collect, learn, beside, 0.0, e.learner_cpu_s, e.free_cores)
+        return Cycle(INLINE, e.steps, collect, learn, beside, 0.0, e.learner_cpu_s, e.free_cores, e.rare)
     cpu_s = e.learner_cpu_s + e.actors_cpu_s * (e.place == "processes") + e.act_s * (e.inference == "central")
     collect = _collecting(e)
     if e.max_lag:
         is_waiting = of["wait"] > _WAITS * e.update_s
         if is_waiting:  # what workers did is all that the update took
-            collect["latency"] += max(0.0, e.update_s - sum(collect.values()))
-        return Cycle(AHEAD, e.steps, collect, learn, beside, 0.0, cpu_s, e.free_cores)
+            collect["latency"] += max(0.0, e.update_s - sum(collect.values()) - sum(e.rare.values()))
+        return Cycle(AHEAD, e.steps, collect, learn, beside, 0.0, cpu_s, e.free_cores, e.rare)
     shown_s = max(0.0, of["wait"] + sum(beside.values()) - e.collected_s)
     share = min(1.0, shown_s / sum(beside.values())) if sum(beside.values()) else 0.0
     seen = {name: seconds * share for name, seconds in beside.items()}
     hidden_s = sum(beside.values()) - sum(seen.values())
-    return Cycle(IN_STEP, e.steps, collect, learn, seen, hidden_s, cpu_s, e.free_cores)
+    rare = {name: min(e.rare.get(name, 0.0), seconds) for name, seconds in seen.items()}
+    return Cycle(IN_STEP, e.steps, collect, learn, seen, hidden_s, cpu_s, e.free_cores, rare)
 
 
 def _collecting(e: Evidence) -> dict[str, float]:

@@ -67,10 +67,14 @@ class Evidence:
     """Of the worker in the middle, in a typical update."""
     uneven_error_s: float = 0.0
     """Standard error of what the slowest worker takes beyond the others: how much of that may be chance."""
+    rare: Mapping[str, float] = field(default_factory=dict)
+    """Of what the learner does beside, by name, what typical updates have none of: evaluations, checkpoints."""
     collected_s: float = 0.0
     """From an update's end until its successor's rollouts were there, in a typical update."""
     actors_cpu_s: float = 0.0
     learner_cpu_s: float = 0.0
+    replaced: int = 0
+    """Workers that died or whose environment raised, and others that took their places."""
     act_s: float = 0.0
     """Of the busiest inference server's policy."""
     slow_envs: tuple[int, ...] = ()
@@ -149,10 +153,12 @@ def evidence_of(records: Sequence[Record], config: Mapping[str, Any], result: Ma
         busiest_s=busiest_s,
         late_s=tuple(late),
         usual_busy_s=median(middle or [0.0]),
+        rare={name: _rare([record.get(f"headrace/time/{name}", 0.0) for record in used]) for name in BESIDE},
         uneven_error_s=_uneven_error_s(by_worker),
         collected_s=collected_s,
         actors_cpu_s=_mean(used, "headrace/actors/cpu_s") / turns,
         learner_cpu_s=_mean(used, "headrace/cpu_s"),
+        replaced=int(sum(_grown(session, "headrace/restarts") for session in sessions)),
         act_s=_mean(used, "headrace/inference/act_s"),
         slow_envs=slow,
         slow_env_s=slow_s,
@@ -320,6 +326,16 @@ def _finite(record: Record) -> Record:
 
 def _mean(records: Sequence[Record], tag: str) -> float:
     return _mean_of([record.get(tag, 0.0) for record in records])
+
+
+def _grown(session: Sequence[Record], tag: str) -> float:
+    """From the first record that counts to the last one."""
+    counts = [record[tag] for record in session if tag in record]
+    return max(0.0, counts[-1] - counts[0]) if counts else 0.0
+
+
+def _rare(numbers: Sequence[float]) -> float:
+    return max(0.0, fmean(numbers) - median(numbers)) if numbers else 0.0
 
 
 def _mean_of(numbers: Sequence[float]) -> float:

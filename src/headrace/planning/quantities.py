@@ -25,7 +25,13 @@ def parse_bytes(name: str, text: str) -> float:
     found = _QUANTITY.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"{name}: expected bytes, as in 28224, 28KB or 10GB, got {text!r}")
-    in_bits = (found["kind"] or "B") in ("bit", "Bit", "BIT", "b")
+    if found["kind"] == "b":  # of a size it is usually meant as bytes, and eight times too little would pass unseen
+        raise UsageError(f"{name}: {text.strip()!r} may be bits or bytes; write B for bytes, as in 28KB, or bit")
+    return _in_bytes(found)
+
+
+def _in_bytes(found: re.Match[str]) -> float:
+    in_bits = (found["kind"] or "B") != "B"
     return float(found["number"]) * _UNITS[found["unit"].upper()] / (8 if in_bits else 1)
 
 
@@ -36,7 +42,7 @@ def parse_rate(name: str, text: str) -> float:
     found = _QUANTITY.fullmatch(text.strip())
     if found is not None and not found["kind"]:
         raise UsageError(f"{name}: expected a unit, as in 10GB or 25Gbit (per second), got {text!r}")
-    return positive(name, parse_bytes(name, text))
+    return positive(name, parse_bytes(name, text) if found is None else _in_bytes(found))
 
 
 def observation_bytes(text: str) -> float:

@@ -14,6 +14,7 @@ from statistics import mean, median, stdev
 
 KNEE = 0.9  # of the most that was measured
 _FLAT = 1.15  # a curve that gains less than this from B = 1 to the knee has nothing to amortise
+_FALLS = 0.8  # of the most: larger B that reach less are slower, and the knee alone does not say so
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,43 @@ def explained(curve: Curve) -> str:
     """The knee in a sentence: which fixed cost is amortised there."""
     if len(curve.points) == 1:
         return f"one batch size (B = {curve.knee}) shows no knee: give several, as in --n-envs 1 8 64"
-    fixed, each = _time(curve.fixed_s), _time(curve.per_env_s)
+    fixed, each, first = _time(curve.fixed_s), _time(curve.per_env_s), curve.points[0].batch
     if curve.gain < _FLAT and not curve.is_still_rising:
+        if falls := _falling(curve):
+            return f"nothing is amortised: B = {curve.knee} is as good as any{falls}"
         return f"flat: every environment costs {each}, a call next to nothing ({fixed}); B does not matter"
     share = curve.fixed_s / (curve.fixed_s + curve.knee * curve.per_env_s) if curve.fixed_s else 0.0
     rest = f"there the {fixed} of a call are {share:.0%} of its time, {each} per environment the rest"
     if curve.is_still_rising:
-        return (
-            f"still rising at B = {curve.knee} ({curve.gain:.1f}x of B = {curve.points[0].batch}): {rest}; try larger B"
-        )
-    return f"knee at B = {curve.knee} ({curve.gain:.1f}x of B = {curve.points[0].batch}): {rest}"
+        return f"still rising at B = {curve.knee} ({curve.gain:.1f}x of B = {first}): {rest}; try larger B"
+    return f"knee at B = {curve.knee} ({curve.gain:.1f}x of B = {first}): {rest}{_falling(curve)}"
+
+
+def moved(here: Curve, there: Curve) -> str:
+    """Whether the knee of the same work lies elsewhere on a device, and why; empty if one batch size shows none."""
+    if len(here.points) == 1 or len(there.points) == 1:
+        return ""
+    was, now = _where(here), _where(there)
+    costs = f"a call costs {_time(there.fixed_s)} there whatever B is, {_time(here.fixed_s)} here"
+    if here.is_still_rising and there.is_still_rising:
+        return f"{there.name}: both still rise at B = {here.knee}, so whether the knee moves needs larger B; {costs}"
+    if was == now:
+        return f"{there.name}: the knee does not move, it is {now} as well; {costs}"
+    return f"{there.name}: the knee moves, it is {now} and not {was}; {costs}"
+
+
+def _where(curve: Curve) -> str:
+    return f"{'beyond' * curve.is_still_rising or 'at'} B = {curve.knee}"
+
+
+def _falling(curve: Curve) -> str:
+    """What larger B cost, if they are slower than the best by more than noise."""
+    most = max(point.typical for point in curve.points)
+    beyond = [point for point in curve.points if point.batch > curve.knee]
+    worst = min(beyond, key=lambda point: point.typical, default=None)
+    if worst is None or worst.typical >= _FALLS * most:
+        return ""
+    return f"; B = {worst.batch} reaches only {worst.typical / most:.2f}x of the most"
 
 
 def _time(seconds: float) -> str:

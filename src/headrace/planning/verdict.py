@@ -40,6 +40,7 @@ _PARTS = {
 FIRST, FURTHER = 0.3, 0.2  # of the critical path: what a cause must take to be named, and a second one
 _EVEN = 1.15  # side by side, sides that differ by less are equally long
 _STARVED = 0.5  # of the time
+_UNEXPLAINED = 0.2  # of the time: more than this in few updates is worth a word
 _TWO_CORES = 1.5  # about; with fewer, threads would take turns without sharing an interpreter, too
 
 
@@ -78,6 +79,8 @@ def judge(evidence: Evidence, findings: Sequence[str] = ()) -> Verdict:
         updates = f"{evidence.updates} update{'s'[: evidence.updates != 1]}"
         seen = f"{updates} after the first one, in {evidence.seconds:.2g} s"
         text = f"Too short to say: {seen}; {FEWEST_RECORDS} updates and {FEWEST_SECONDS} s are needed."
+        if (every := int(evidence.number("log_interval", 1))) > 1:
+            text += f" One update of {every:,} is recorded (--log-interval); with a smaller number there are more."
         return Verdict(text, notes=tuple(findings))
     cycle = cycle_of(evidence)
     parts, notes = cycle.binding(), [*_notes(evidence, cycle), *findings]
@@ -85,10 +88,11 @@ def judge(evidence: Evidence, findings: Sequence[str] = ()) -> Verdict:
     seconds = {name: sum(parts.get(part, 0.0) for part in which) for name, which in _PARTS.items()}
     shares = {name: own / total if total else 0.0 for name, own in seconds.items()}
     is_starved = bool(evidence.workers) and evidence.learner["wait"] > _STARVED * evidence.update_s
-    if cycle.kind == AHEAD and max(cycle.collect_s, cycle.own_s) < _EVEN * min(cycle.collect_s, cycle.own_s):
+    sides_s, rare_s = (cycle.collect_s, cycle.usual_s), sum(cycle.rare.values())
+    if cycle.kind == AHEAD and max(sides_s) < _EVEN * min(sides_s) and rare_s < FIRST * cycle.update_s:
         text = (
             f"Balanced: collecting takes {_time(cycle.collect_s)} an update and learning beside it "
-            f"{_time(cycle.own_s)}; to speed up one of them alone gains little."
+            f"{_time(cycle.usual_s)}; to speed up one of them alone gains little."
         )
         return Verdict(text, (), tuple(notes), shares)
     ranked = sorted(shares, key=lambda name: -shares[name])
@@ -171,6 +175,12 @@ def _notes(e: Evidence, cycle: Cycle) -> list[str]:
         notes.append(
             f"Other programs left {e.free_cores:.1f} of {e.cores} cores to this run: all times are longer than on a "
             f"quiet machine."
+        )
+    if (beyond_s := e.update_s - cycle.update_s) > _UNEXPLAINED * e.update_s:
+        why = f": workers were replaced {e.replaced:,} times, log.txt says why" if e.replaced else ""
+        notes.append(
+            f"An update takes {_time(e.update_s)} on average, {_time(beyond_s)} more than a usual one: now and then "
+            f"the learner waits much longer{why}."
         )
     if cycle.hidden_s > 0.05 * cycle.update_s:
         notes.append(f"{_time(cycle.hidden_s)} of logging, checkpoints and evaluations an update cost nothing: workers "

@@ -121,7 +121,7 @@ def _doctored(
         "notes": verdict.notes,
         "strips": [(one.role, list(one.parts.items())) for one in strips],
         "kinds": list(KINDS.items()),
-        "waiting": waiting_of(strips),
+        "waiting": waiting_of(evidence, strips),
     }
 
 

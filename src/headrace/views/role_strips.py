@@ -24,6 +24,7 @@ KINDS = {
     "wait": "waiting",
 }
 _MOST_WORKERS = 12  # strips; of more, the busiest ones and the idlest one
+_SEEN = 0.05  # of an update: a worker that waits less for the others is not worth a word
 
 
 @dataclass(frozen=True)
@@ -62,18 +63,21 @@ def strips_of(evidence: Evidence) -> list[Strip]:
     return found
 
 
-def waiting_of(strips: list[Strip]) -> str:
-    """Who waits for whom, in a sentence."""
+def waiting_of(evidence: Evidence, strips: list[Strip]) -> str:
+    """Who waits for whom, in a sentence. Which worker is done last, and waits for the learner alone, may change."""
     if not strips:
         return ""
     learner, workers = strips[0], [one for one in strips[1:] if one.role.startswith("worker")]
     if not workers:
         return "One thread collects and learns, so nothing waits for anything else."
     idle = [one.parts["wait"] for one in workers]
-    least, most = (f"{share:.0%}" for share in (min(idle), max(idle)))
-    theirs = f"{least} of its time" if len(workers) == 1 else f"{least} to {most} of their time"
-    who = "the worker waits" if len(workers) == 1 else "workers wait"
-    return f"The learner waits {learner.parts['wait']:.0%} of its time for rollouts; {who} {theirs} for the learner."
+    last = max(0.0, 1.0 - evidence.busiest_s / evidence.update_s)  # of whichever is done last in each update
+    least, most = min(*idle, last, 1.0 - learner.parts["wait"]), max(idle)
+    rollouts = f"The learner waits {learner.parts['wait']:.0%} of its time for rollouts"
+    if len(workers) == 1:
+        return f"{rollouts}; the worker waits {least:.0%} of its time for the learner."
+    for_others = f", and up to {most - least:.0%} for one another" if most - least >= _SEEN else ""
+    return f"{rollouts}; workers wait {least:.0%} of their time for the learner{for_others}."
 
 
 def _shares(seconds: Mapping[str, float], total: float) -> dict[str, float]:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import headrace as hr
+from headrace.api.model import Model
 from headrace.cli.doctor_command import read_evidence
-from headrace.cli.doctor_measuring import accepted
+from headrace.cli.doctor_measuring import accepted, can_be_tried, same_disk
 from headrace.cli.main import main
 from headrace.planning.advice import Advice
 from headrace.run_lock import RunLock, is_live
@@ -42,6 +43,7 @@ def test_text_and_json_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "Logging-bound (70% of an update's time) and env-bound (30%)." in said
     assert "write metrics less often: --log-interval 10" in said
     assert found["verdict"]["names"] == ["logging-bound", "env-bound"]
+    assert found["updates"] == 19
     first = found["advice"][0]
     assert (first["options"], first["is_applicable"]) == (["--log-interval", "10"], True)
     assert first["gain"] == pytest.approx(1 / 0.37)
@@ -241,3 +243,40 @@ def test_what_a_file_names_is_not_imported_unasked(trained: Path, tmp_path: Path
     assert "owned:Env" in done.stderr
     assert "--trust" in done.stderr
     assert "hello from owned" not in done.stderr
+
+
+def test_short_runs_write_to_the_disk_of_the_run(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that its slow disk holds up would look quick in a temporary directory that lies in memory."""
+    seen: list[Path] = []
+    train = Model.train
+
+    def watched(model: Model, how: Any, run_dir: Path, **more: Any) -> Any:
+        seen.append(run_dir)
+        return train(model, how, run_dir, **more)
+
+    monkeypatch.setattr(Model, "train", watched)
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    short = ["--apply", "--trust", "--seconds", "0.05", "--rounds", "1"]
+    monkeypatch.setattr("tempfile.tempdir", "/dev/shm")
+    assert main(["doctor", str(run), *short]) == 0
+    assert {one.parent.parent for one in seen} == {tmp_path}
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["run"], "and leave nothing there"
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert same_disk(run) is None, "where temporary files lie on the same disk, they go there"
+
+
+def test_what_short_runs_do_not_show_is_not_tried() -> None:
+    """They have no live view: without it nothing would change, and nothing be achieved."""
+    assert not can_be_tried(Advice("no live view", 2.0, 1.0, ("--quiet",)))
+    assert not can_be_tried(Advice("a faster environment", 2.0, 1.0))
+    assert can_be_tried(Advice("fewer logs", 2.0, 1.0, ("--log-interval", "10")))
+
+
+def test_a_run_that_records_few_updates_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(tmp_path / "run", updates=3, env=1.0)
+    (run / "config.json").write_text(json.dumps({"session": {"log_interval": 1000}}))
+    assert main(["doctor", str(run)]) == 0
+    assert "One update of 1,000 is recorded (--log-interval)" in capsys.readouterr().out

@@ -128,6 +128,20 @@ class TestEvidence:
         ]
         assert evidence_of(records, {"topology": {"n_envs": 8}}, {}).slow_envs == ()
 
+    def test_time_in_which_workers_were_replaced_is_not_passed_over(self) -> None:
+        """Every fourth update takes 2 s more: half a second of each, three times as much as a usual one takes."""
+        where = {"where": {"topology": "processes", "workers": 2, "shards": 2, "cores": 2}}
+        usual = {"worker_0/env_s": 0.1, "worker_1/env_s": 0.1, "time/sgd": 0.05}
+        records = [
+            record(n, **usual, **{"time/wait": 2.1 if n % 4 == 0 else 0.1, "restarts": float(n // 4)})
+            for n in range(1, 42)
+        ]
+        (note,) = judge(evidence_of(records, {"topology": {"n_envs": 8}}, where)).notes
+        assert note.startswith("An update takes 650 ms on average, 500 ms more than a usual one"), note
+        assert note.endswith("workers were replaced 10 times, log.txt says why.")
+        calm = [one | {"headrace/time/wait": 0.1} for one in records]
+        assert not judge(evidence_of(calm, {"topology": {"n_envs": 8}}, where)).notes
+
     def test_workers_are_taken_from_where_the_run_took_place(self) -> None:
         times = {"worker_0/env_s": 0.2, "worker_1/env_s": 0.6, "worker_1/idle_s": 0.1, "time/wait": 0.6}
         where = {"topology": "processes", "workers": 2, "shards": 2, "cores": 2}
@@ -152,6 +166,24 @@ class TestEvidence:
         seen = evidence_of([record(n, **one) for n, one in enumerate(rare, 1)], {}, {"where": where})
         assert seen.collected_s == pytest.approx(0.11)
         assert judge(seen).names[0] == causes.CHECKPOINTS
+
+    @pytest.mark.parametrize(("wait_s", "env_s"), [(0.07, 0.1), (0.2, 0.3)])
+    def test_an_evaluation_now_and_then_is_not_waking_where_workers_run_ahead(
+        self, wait_s: float, env_s: float
+    ) -> None:
+        """They stop as soon as they are as far ahead as they may be: what is rare comes on top of either side."""
+        where = {"topology": "processes", "workers": 1, "shards": 1, "cores": 2, "max_lag": 1}
+        usual = {"worker_0/env_s": env_s, "time/wait": wait_s, "time/sgd": 0.02}
+        rare = [usual | ({"time/evaluation": 10.0} if n % 10 == 0 else {}) for n in range(1, 42)]
+        seen = evidence_of(
+            [record(n, **one) for n, one in enumerate(rare, 1)], {"session": {"eval_every": 5120}}, {"where": where}
+        )
+        verdict = judge(seen)
+        assert verdict.names[0] == causes.EVALUATIONS, verdict.sentence
+        assert verdict.shares[causes.COMMUNICATION] < 0.05
+        best = advise(seen)[0]
+        assert best.options == ("--eval-every", "51200")
+        assert best.gain == pytest.approx((env_s + 1.0) / (env_s + 0.1), rel=0.05)
 
     def test_threads_of_which_now_one_and_now_the_other_begins_late_wait_for_the_interpreter(self) -> None:
         # Collecting takes 60 ms, all of it one core's; a thread is busy for 40 ms or, if it began at once, for 60.

@@ -15,9 +15,9 @@ from headrace.memory.schema import rollout_schema
 from headrace.memory.spaces import Box, Discrete
 from headrace.planning.cost import MachineType, cheapest, per_million_steps
 from headrace.planning.link import levers, observed_bytes, policy_to_the_data, sent_bytes, traffic, transition_bytes
-from headrace.planning.quantities import memory_bytes
+from headrace.planning.quantities import memory_bytes, parse_bytes, parse_rate
 from headrace.planning.sizing import ACTORS, LEARNER, LINK, Job, curve, size, what_helps
-from headrace.planning.sweep import Point, curve_of, explained, fitted
+from headrace.planning.sweep import Point, curve_of, explained, fitted, moved
 from headrace.planning.throughput import (
     actors_needed,
     demand,
@@ -214,3 +214,43 @@ def test_errors_are_of_the_mean() -> None:
 def test_one_batch_size_shows_no_knee() -> None:
     said = explained(curve_of("environments", [Point(64, (1e5,))]))
     assert said == "one batch size (B = 64) shows no knee: give several, as in --n-envs 1 8 64"
+
+
+def test_larger_batches_that_are_slower_are_named() -> None:
+    """A knee alone, or the word flat, would hide that a larger B costs more than it brings."""
+    worse = explained(curve_of("environments", [Point(b, (sps,)) for b, sps in ((1, 100.0), (16, 95.0), (256, 40.0))]))
+    assert worse == "nothing is amortised: B = 1 is as good as any; B = 256 reaches only 0.40x of the most"
+    bent = explained(curve_of("both", [Point(b, (sps,)) for b, sps in ((1, 100.0), (16, 900.0), (256, 450.0))]))
+    assert bent.startswith("knee at B = 16 (9.0x of B = 1)")
+    assert bent.endswith("; B = 256 reaches only 0.50x of the most")
+
+
+def test_whether_the_knee_would_move_by_hand() -> None:
+    """10 us + 10 us reach 90 % of the most at B = 16; 2 ms + 5 us still rise at 1,024."""
+    here, there, flat = (
+        curve_of(name, [Point(b, (b / (fixed + each * b),)) for b in (1, 4, 16, 64, 256, 1024)])
+        for name, fixed, each in (("policy", 1e-5, 1e-5), ("policy on X", 2e-3, 5e-6), ("policy on Y", 1e-5, 1e-5))
+    )
+    costs = "a call costs 2 ms there whatever B is, 10 us here"
+    assert moved(here, there) == f"policy on X: the knee moves, it is beyond B = 1024 and not at B = 16; {costs}"
+    assert moved(here, flat).startswith("policy on Y: the knee does not move, it is at B = 16 as well; ")
+    assert moved(curve_of("policy", [Point(2, (1.0,))]), there) == ""
+    assert "both still rise at B = 1024, so whether the knee moves needs larger B" in moved(there, there)
+
+
+@pytest.mark.parametrize("text", ["28kb", "2gb", "28Kb"])
+def test_a_size_that_may_be_bits_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="may be bits or bytes"):
+        parse_bytes("--need", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("28KB", 28e3), ("28kB", 28e3), ("8kbit", 1e3), ("8Kbit", 1e3), ("8bIt", 1), ("28224", 28224)]
+)
+def test_sizes(text: str, size: float) -> None:
+    assert parse_bytes("--need", text) == size
+
+
+@pytest.mark.parametrize("text", ["10Gb", "10Gbps", "10gbit/s", "1.25GB", "1.25GB/s"])
+def test_rates_of_links_are_in_bits_where_a_small_b_says_so(text: str) -> None:
+    assert parse_rate("--link", text) == 1.25e9

@@ -193,6 +193,15 @@ class TestAdvice:
         assert by_count[4] == pytest.approx(1.0 / (0.2 + 4 * 400e-6 + 0.2))
         assert by_count[7] < by_count[4] < by_count[8]
 
+    def test_a_pool_whose_threads_have_the_cores_is_not_shared_out(self) -> None:
+        """The thread that waits for them looks as if it slept: eight workers would be promised on any machine."""
+        waits = replace(run(env=0.8, sgd=0.1), is_vector=True, actors_cpu_s=0.1, learner_cpu_s=0.2)
+        assert gain(replace(waits, is_vector=False), "--workers") > 4, "one that sleeps is shared out"
+        assert gain(waits, "--workers") < 1.1, "one of them may collect beside the learner"
+        own = replace(run(env=0.8, sgd=0.1), is_vector=True)
+        assert gain(own, "--workers") > 2, "it steps in the thread that calls it"
+        assert not any("envpool" in one.what for one in advise(waits)), "it is a pool already"
+
     def test_workers_need_cores_unless_their_environments_sleep(self) -> None:
         burning = replace(run(env=0.8, sgd=0.2), free_cores=1.0, cores=1)
         assert gain(burning, "--topology") <= 1.0 / 0.8 + 1e-9  # collect while the learner learns, at best

@@ -239,7 +239,8 @@ class TestVerdict:
         page = Reader((tmp_path / "run" / "report.html").read_text())
         text = " ".join(page.texts)
         assert "Imbalance between workers (80% of an update's time)" in text
-        assert "The learner waits 90% of its time for rollouts; workers wait 10% to 90%" in text
+        assert "The learner waits 90% of its time for rollouts; workers wait 10% of their time" in text
+        assert "for the learner, and up to 80% for one another." in text, "worker 0 waits for worker 1"
         widths = [attrs["style"] for tag, attrs in page.elements if tag == "span" and "style" in attrs]
         assert widths == [
             "width:10.00%",
