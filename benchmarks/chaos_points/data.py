@@ -131,7 +131,7 @@ def odd_returns(scale: Scale) -> Shown:
                 raw += error is not None and not isinstance(error, HeadraceError)
                 wrong += odd.is_malformed != (error is not None)
                 refused += error is not None
-                places = [f"env {ENVS[BAD]}, episode ({ENVS[BAD]}, {n}), seed {seed_of(ENVS[BAD], n)}" for n in (0, 1)]
+                places = [f"env {ENVS[BAD]}, episode {ENVS[BAD]}:{n}, seed {seed_of(ENVS[BAD], n)}" for n in (0, 1)]
                 located += error is not None and str(error).startswith(tuple(places))
     finally:
         signal.signal(signal.SIGINT, before)

@@ -62,7 +62,7 @@ def hung(scale: Scale) -> Shown:
                     late.append(at - times_s(began)[0] - limit_s)
                     is_named = "hung in" in first and "of env" in first and f"in {function}" in stack
                     if point != "make":
-                        is_named &= all(word in first for word in ("worker", "episode (", "seed "))
+                        is_named &= all(word in first for word in ("worker", ", episode ", ", seed "))
                     named += is_named
                 say(f"{kind}: {label}: limit {limit_s:.2f} s, noticed {late[-1]:.2f} s after it")
                 extra[f"{kind}: {label}"] = {"limit_s": limit_s, "late_s": late[-1], "text": first}
@@ -211,11 +211,11 @@ def leaking(scale: Scale) -> Shown:
     leaked_mb = LEAKY.updates * LEAKY.n_steps * LEAKY.n_envs
     with LEAKY.start(**place, worker_max_memory_mb=limit_mb) as run, peak_memory(run) as peak:
         same = bits_of(run, LEAKY.advance(run, LEAKY.updates)) == want
-        recycled, restarts = run.source.place.recycled, run.source.place.replaced.restarts
+        recycled, restarts = run.source.place.replaced.recycled, run.source.place.replaced.restarts
     per_rollout_mb = LEAKY.n_steps * LEAKY.n_envs
     with LEAKY.start(**place, worker_max_episodes=2) as run:
         same_by_episodes = bits_of(run, LEAKY.advance(run, LEAKY.updates)) == want
-        by_episodes = run.source.place.recycled
+        by_episodes = run.source.place.replaced.recycled
     return Shown(
         "16",
         "Leaking environments",
