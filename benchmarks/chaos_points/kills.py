@@ -20,7 +20,6 @@ from typing import Any
 from harness import Claim
 
 from chaos_points.kit import Scale, Shown, all_of, at_most, equal, machine, machines, say, wait_until
-from headrace.envs.seeds import Purpose, leaf
 from support.kill_points import (
     ASKING,
     AT_START,
@@ -37,6 +36,7 @@ from support.kill_points import (
 from support.mishaps import Mishaps, at_step, plan_mishap, times_s
 from support.topology_runs import INLINE, SEED, Bits, Case, bits_of, processes
 from support.waiting import is_gone
+from support.walks import named as place_in_words
 
 WALK = Case("walk", "support.bit_envs:LongWalk", n_envs=4, updates=14, kwargs={"limit": 50})
 NOTICE_S, REPLACE_S, SERVER_S = 1.0, 5.0, 2.0
@@ -230,7 +230,7 @@ def silent_deaths(scale: Scale) -> Shown:
                     bits_of(run, WALK.advance(run, WALK.updates)) == want and run.source.place.replaced.restarts == 1
                 )
             at, text = said.records[0]
-            place = f"env 2, episode 2:1, seed {leaf(SEED, Purpose.ENV, 2, 1)}, step 5"
+            place = place_in_words(2, 1, 5)
             named += SILENT[what] in text and place in text and len(said.records) == 1
             if what != "hang-up":  # it looks for the line among all objects first, and takes its time
                 noticed.append(at - times_s(began)[0])

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,10 @@ def test_smoke(script: str, tmp_path: Path) -> None:
         if claim["baseline"] is None:  # nobody to compare with: nothing may be claimed
             assert claim["ratio"] is None
             assert claim["holds"] in (None, True, False)
-    if script == "chaos.py":  # only times depend on what else the machine does
-        counts = [claim for claim in document["claims"] if claim["unit"] != "s"]
-        assert [claim["name"] for claim in counts if claim["holds"] is False] == []
+    if script == "chaos.py":
+        assert [claim for claim in document["claims"] if is_counted(claim) and claim["holds"] is not True] == []
+
+
+def is_counted(claim: dict[str, Any]) -> bool:
+    """Bits, names, restarts: the same on a busy machine."""
+    return claim["goal"] in ("all", "equal", "0") or claim["goal"].startswith("0 of")

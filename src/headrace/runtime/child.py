@@ -15,11 +15,13 @@ import contextlib
 import faulthandler
 import importlib
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import socket
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -31,12 +33,13 @@ from headrace.runtime.descriptors import receive_memory, send_memory
 from headrace.runtime.life import Life, bind, keep_from_forks
 from headrace.runtime.line import Line
 from headrace.safe_path import VARIABLE as SAFE_PATH
-from headrace.safe_path import safe_path
+from headrace.safe_path import safe_path, starting
 
 Target = Callable[[Line, Any], None]
 
 _AT_ONCE = 1 << 15  # bytes that fit into a line which nobody reads
 _IN_MEMORY = b"memory"  # the assignment comes as a file
+_spawned: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
 class Child:
@@ -61,10 +64,12 @@ class Child:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         life = Life()
-        arguments = (theirs, life.read_end, tuple(preload), bool(os.environ.get(SAFE_PATH)))
+        with starting:  # else the variable may be that of another thread that starts a process
+            keeps_safe_path = bool(os.environ.get(SAFE_PATH))
+        arguments = (theirs, life.read_end, tuple(preload), keeps_safe_path)
         process = context.Process(target=run, args=arguments, name=name, daemon=True)
         try:
-            with _another_main(), _beginning():
+            with starting, _another_main(), _may_have_children(), _beginning():
                 process.start()
             assert process.pid is not None
             pidfd = os.pidfd_open(process.pid)
@@ -78,10 +83,14 @@ class Child:
         def reap() -> int | None:
             process.join()
             exit_code = process.exitcode
+            if exit_code is None:  # somebody else has waited for it: a handler of SIGCHLD, or the kernel (SIG_IGN)
+                process._popen.returncode = 0  # type: ignore[attr-defined]  # else Python believes that it runs
             process.close()
             return exit_code
 
-        return cls(name, process.pid, pidfd, reap, Line(ours), life)
+        child = cls(name, process.pid, pidfd, reap, Line(ours), life)
+        _spawned.add(child)
+        return child
 
     def assign(self, target: Target, payload: Any, is_last: bool = True) -> None:
         """Have it run target(line, payload) when it is done with what it does now, and then end, if that is the last.
@@ -142,6 +151,15 @@ class Child:
         return self._exit_code
 
 
+def _kill_spawned() -> None:
+    for child in list(_spawned):
+        child.kill()
+
+
+# At its exit Python asks its children to end, and waits for them: one that was stopped (SIGSTOP) would never come.
+multiprocessing.util.Finalize(None, _kill_spawned, exitpriority=0)
+
+
 @contextlib.contextmanager
 def _another_main() -> Iterator[None]:
     """multiprocessing runs the file of __main__ again in every child; a module without a file leaves nothing to run."""
@@ -151,6 +169,17 @@ def _another_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _may_have_children() -> Iterator[None]:
+    """Python refuses those of a daemon, as workers of multiprocessing.Pool are: they would outlive it. Ours do not."""
+    this = multiprocessing.current_process()
+    was_daemon, this.daemon = this.daemon, False
+    try:
+        yield
+    finally:
+        this.daemon = was_daemon
 
 
 @contextlib.contextmanager
@@ -175,6 +204,7 @@ def run(
     os.set_inheritable(connection.fileno(), False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it gets no exit codes of children
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if not keeps_safe_path:
         os.environ.pop(SAFE_PATH, None)  # what an environment starts finds its modules as ever

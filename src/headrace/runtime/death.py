@@ -49,7 +49,7 @@ class Death:
 def how_it_ended(exit_code: int | None) -> str:
     """In words."""
     if exit_code is None:
-        return "exit code unknown, because the fork server that had started it was gone"
+        return "exit code unknown, because the fork server that had started it was gone, or another had waited for it"
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:

@@ -90,7 +90,8 @@ class ForkServer:
             ours, theirs = multiprocessing.Pipe()
             life = Life()
             try:
-                request = {"name": name, "path": sys.path, "folder": _folder()}
+                path = [one for one in list[Any](sys.path) if isinstance(one, str)]  # others are ignored by Python, too
+                request = {"name": name, "path": path, "folder": _folder()}
                 with self._talking_to(server):
                     server.line.send(json.dumps(request).encode())
                     send_descriptors(server.line.connection, [theirs.fileno(), life.read_end.fileno()])

@@ -62,6 +62,7 @@ def test_children_find_the_parents_folder_and_path(
     (tmp_path / "only_here.py").write_text("def target(line, _): line.send(b'found')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path / "no text", b"nor this"])  # Python passes over it
     child = server.fork("two")
     child.assign(echo, "", is_last=False)
     assert child.line.receive() == f"{tmp_path} ".encode()
