@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -36,6 +37,10 @@ OF_ITS_OWN = ("action_masks", "norm_obs", "norm_obs_keys", "clip_obs")
 
 _LEARN = ("callback", "tb_log_name", "reset_num_timesteps", "progress_bar", "run_dir", "wandb")
 """What learn takes beside the options of a session."""
+
+
+_OF_FILES = ("tags", "checkpoint_every", "keep_checkpoints", "keep_episodes_mb", "stall_after_s")
+"""Options of a session that say something about its run directory."""
 
 
 def is_single(env: Any) -> TypeGuard[gym.Env[Any, Any]]:
@@ -112,7 +117,10 @@ def _policy_config(policy: str | Module, kwargs: Mapping[str, Any] | None) -> Po
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise UsageError(f"policy_kwargs: expected a dictionary, got {kwargs!r}")
     options = dict(kwargs or {})
-    known = [field.name for field in fields(PolicyConfig) if field.name not in ("policy", *OF_ITS_OWN)]
+    for name in options:
+        if name in OF_ITS_OWN:
+            raise UsageError(f"policy_kwargs: {name} is an option of its own: hr.PPO(..., {name}=...)")
+    known = _of_policies()
     require_known("policy_kwargs", options, [*known, "activation_fn", "optimizer_class", CLASS, KWARGS, *POLICY])
     require_nothing(options, POLICY)
     if "optimizer_class" in options:
@@ -132,6 +140,11 @@ def _policy_config(policy: str | Module, kwargs: Mapping[str, Any] | None) -> Po
     if "net_arch" in options:
         options |= _layers(options["net_arch"], options.get("net_arch_vf"))
     return PolicyConfig(policy, **{name: value for name, value in options.items() if name in known})
+
+
+def _of_policies() -> list[str]:
+    """What policy_kwargs take, beside what has another form in Stable-Baselines3."""
+    return [field.name for field in fields(PolicyConfig) if field.name not in ("policy", *OF_ITS_OWN)]
 
 
 def extractors_given(kwargs: Mapping[str, Any] | None) -> Extractors | None:
@@ -214,6 +227,9 @@ def takes_preset(init: Init) -> Init:
     @functools.wraps(init)
     def dressed(*given: Any, preset: str | None = None, **named: Any) -> None:
         chosen = presets.preset(preset)
+        env = named.get("env", given[names.index("env")] if len(given) > names.index("env") else None)
+        if preset and isinstance(env, gym.Env | gym.vector.VectorEnv | VecEnv):
+            raise UsageError(f"preset {preset}: it makes and wraps environments itself; pass the id, not an instance")
         defaults = {"wrappers": chosen.wrappers, **chosen.options} if preset else {}
         here = names[: len(given)]
         for name, value in defaults.items():
@@ -257,8 +273,9 @@ def require_known(what: str, given: Iterable[str], known: Sequence[str]) -> None
 
 def require_options(what: str, given: Iterable[str], known: Sequence[str]) -> None:
     """The same for a constructor, whose users may mean an option of learn, of policy_kwargs or of another library."""
-    shapes = [*(field.name for field in fields(PolicyConfig)), "activation_fn", CLASS, KWARGS]
-    others = {"learn": of_learn(), "policy_kwargs": shapes, "PPO": [field.name for field in fields(PpoConfig)]}
+    shapes = [*_of_policies(), "activation_fn", CLASS, KWARGS]
+    others = {"learn": of_learn(), "policy_kwargs": shapes, "models": list(OF_ITS_OWN)}
+    others["PPO"] = [field.name for field in fields(PpoConfig)]
     for name in given:
         hint = option_hint(name, list(known), others)
         if name not in known and hint is not None:
@@ -290,6 +307,20 @@ def learn_config(total_timesteps: Any, tb_log_name: Any, **options: Any) -> Sess
     if isinstance(total_timesteps, float) and total_timesteps.is_integer():
         total_timesteps = int(total_timesteps)
     return SessionConfig(whole("total_timesteps", total_timesteps, 1), **options)
+
+
+def require_effect(options: Mapping[str, Any], tb_log_name: str, run_dir: Any, log_folder: Path | None) -> None:
+    """Refuse options of learn that change nothing: about files where none are written, about evaluations that are not
+    made. A name of TensorBoard's without its folder is a warning: SB3 takes it.
+    """
+    for name in options:
+        if name in _OF_FILES and options[name] and run_dir is None and log_folder is None:
+            raise UsageError(f"{name}: expected run_dir as well; without one, learn writes no files")
+    if "n_eval_episodes" in options and not options.get("eval_every"):
+        raise UsageError("n_eval_episodes: expected eval_every as well; without it, learn does not evaluate")
+    if tb_log_name and (run_dir is not None or log_folder is None):
+        why = "without tensorboard_log" if run_dir is None else "beside run_dir, which names the directory"
+        warnings.warn(f"tb_log_name={tb_log_name!r} has no effect {why}", stacklevel=4)
 
 
 def folder(name: str, given: Any) -> Path:

@@ -110,6 +110,8 @@ def option_hint(name: str, known: list[str], others: dict[str, list[str]]) -> st
         return f"it is an option of learn: model.learn(..., {name}=...)"
     if name in others["policy_kwargs"]:
         return f"it belongs to policy_kwargs: policy_kwargs={{{name!r}: ...}}"
+    if name in others.get("models", ()):
+        return "it is an option of hr.PPO and hr.IMPALA"
     return "it is an option of hr.PPO only" if name in others["PPO"] else None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from headrace.cli.options import env_kwargs, parse, translate
+from headrace.cli.options import OF_ENV, env_kwargs, parse, require_with, translate
 from headrace.errors import UsageError
 from headrace.plain_text import printable
 
@@ -53,6 +53,7 @@ class ReplayOptions:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(ReplayOptions, translate(argv), "replay")
+    require_with(argv, OF_ENV | {"sort": "list", "limit": "list"})
     if options.diff:
         if len(options.diff) != 2:
             raise UsageError(f"--diff: expected two run directories, got {len(options.diff)}; as in --diff RUN RUN")

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 
 import tyro
 
-from headrace.cli.options import env_kwargs, parse, translate
+from headrace.cli.options import OF_ENV, env_kwargs, parse, require_with, translate
 from headrace.cli.printing import say
 from headrace.clock import now_s
 
@@ -40,6 +40,7 @@ class RolloutsOptions:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(RolloutsOptions, translate(argv), "rollouts")
+    require_with(argv, OF_ENV)
     from headrace.api.replay import admitted_env
     from headrace.api.rollouts import export_rollouts, require_target
     from headrace.cli.own_modules import find_own_modules
