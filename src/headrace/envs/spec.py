@@ -286,9 +286,10 @@ def _name_of(wrapper: Any) -> str:
 
 def load_attribute(path: str, what: str) -> Callable[..., Any]:
     """What module:attribute names; the module is imported."""
-    module_name, _, attribute = path.partition(":")
+    module_name, colon, attribute = path.partition(":")
     if not attribute:
-        raise UsageError(f"{what} {path!r}: expected module:attribute")
+        hint = f"; did you mean {':'.join(path.rsplit('.', 1))}?" if "." in path and not colon else ""
+        raise UsageError(f"{what} {path!r}: expected module:attribute{hint}")
     found: Any = _import(module_name, f"{what} {path!r}")
     try:
         for name in attribute.split("."):
