@@ -68,6 +68,10 @@ def _problem(call: Any, given: tuple[Any, ...], named: Mapping[str, Any], instea
     else:
         return None
     kinds = {name: one.kind for name, one in signature.parameters.items() if name != "self"}
+    if misfit.startswith("too many positional"):
+        places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        taken = [name for name, kind in kinds.items() if kind in places]
+        return f"{misfit}; by position it takes {', '.join(taken) or 'none'}"
     loose = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     known = [name for name, kind in kinds.items() if kind not in loose and not name.startswith("_")]
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()

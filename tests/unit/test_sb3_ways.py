@@ -106,6 +106,12 @@ def test_a_wrappers_text_that_is_no_json() -> None:
         spec.make()
 
 
+def test_a_wrapper_with_a_dot_for_a_colon() -> None:
+    spec = hr.EnvSpec("CartPole-v1", wrappers=("gymnasium.wrappers.FlattenObservation",))
+    with pytest.raises(UsageError, match=r"did you mean gymnasium\.wrappers:FlattenObservation\?"):
+        spec.make()
+
+
 class Recorded(gym.Wrapper[Any, Any, Any, Any]):
     """A wrapper that Gymnasium can't rebuild: it does not record its arguments."""
 

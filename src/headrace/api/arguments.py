@@ -11,20 +11,18 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, cast
 
 import gymnasium as gym
 
 from headrace import presets
-from headrace.api.other_names import learn_hint, option_hint
+from headrace.api.other_names import option_hint
 from headrace.api.sb3_words import MODEL, POLICY, require_adam, require_nothing
 from headrace.api.vec_env import VecEnv
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.instances import Instance, like
 from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
 from headrace.errors import UsageError, plain, whole
-from headrace.extras import require
 from headrace.keywords import meant
 from headrace.learning.config import PpoConfig
 from headrace.plain_text import message_of
@@ -114,7 +112,10 @@ def _policy_config(policy: str | Module, kwargs: Mapping[str, Any] | None) -> Po
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise UsageError(f"policy_kwargs: expected a dictionary, got {kwargs!r}")
     options = dict(kwargs or {})
-    known = [field.name for field in fields(PolicyConfig) if field.name not in ("policy", *OF_ITS_OWN)]
+    for name in options:
+        if name in OF_ITS_OWN:
+            raise UsageError(f"policy_kwargs: {name} is an option of its own: hr.PPO(..., {name}=...)")
+    known = _of_policies()
     require_known("policy_kwargs", options, [*known, "activation_fn", "optimizer_class", CLASS, KWARGS, *POLICY])
     require_nothing(options, POLICY)
     if "optimizer_class" in options:
@@ -134,6 +135,11 @@ def _policy_config(policy: str | Module, kwargs: Mapping[str, Any] | None) -> Po
     if "net_arch" in options:
         options |= _layers(options["net_arch"], options.get("net_arch_vf"))
     return PolicyConfig(policy, **{name: value for name, value in options.items() if name in known})
+
+
+def _of_policies() -> list[str]:
+    """What policy_kwargs take, beside what has another form in Stable-Baselines3."""
+    return [field.name for field in fields(PolicyConfig) if field.name not in ("policy", *OF_ITS_OWN)]
 
 
 def extractors_given(kwargs: Mapping[str, Any] | None) -> Extractors | None:
@@ -216,6 +222,9 @@ def takes_preset(init: Init) -> Init:
     @functools.wraps(init)
     def dressed(*given: Any, preset: str | None = None, **named: Any) -> None:
         chosen = presets.preset(preset)
+        env = named.get("env", given[names.index("env")] if len(given) > names.index("env") else None)
+        if preset and isinstance(env, gym.Env | gym.vector.VectorEnv | VecEnv):
+            raise UsageError(f"preset {preset}: it makes and wraps environments itself; pass the id, not an instance")
         defaults = {"wrappers": chosen.wrappers, **chosen.options} if preset else {}
         here = names[: len(given)]
         for name, value in defaults.items():
@@ -253,13 +262,6 @@ def drawn_seed(seed: int | None) -> int:
     return int.from_bytes(os.urandom(4), "little") if seed is None else plain(seed)
 
 
-def shown(verbose: Any, tensorboard_log: Any) -> tuple[int, Path | None]:
-    """SB3's keywords that say what is seen of a model's runs."""
-    if tensorboard_log is not None:
-        require("tensorboard", "tensorboard_log")
-    return whole("verbose", verbose, 0), None if tensorboard_log is None else folder("tensorboard_log", tensorboard_log)
-
-
 def require_known(what: str, given: Iterable[str], known: Sequence[str]) -> None:
     """Refuse options that there are not, with the one that was meant."""
     for name in given:
@@ -270,9 +272,9 @@ def require_known(what: str, given: Iterable[str], known: Sequence[str]) -> None
 
 def require_options(what: str, given: Iterable[str], known: Sequence[str]) -> None:
     """The same for a constructor, whose users may mean an option of learn, of policy_kwargs or of another library."""
-    shapes = {field.name for field in fields(PolicyConfig)} - set(OF_ITS_OWN) | {"activation_fn", CLASS, KWARGS}
+    shapes = [*_of_policies(), "activation_fn", CLASS, KWARGS]
     of_ppo = [*(field.name for field in fields(PpoConfig)), "preset", "tune"]
-    others = {"learn": of_learn(), "policy_kwargs": sorted(shapes), "models": list(OF_ITS_OWN), "PPO": of_ppo}
+    others = {"learn": of_learn(), "policy_kwargs": shapes, "models": list(OF_ITS_OWN), "PPO": of_ppo}
     for name in given:
         hint = option_hint(name, list(known), others)
         if name not in known and hint is not None:
@@ -291,35 +293,3 @@ def device_of(device: Any, learner_device: Any) -> str:
         raise UsageError(f"device={device} and learner_device={learner_device} are the same option; give one of them")
     chosen = str(device if learner_device is None else learner_device)
     return "cpu" if chosen == "auto" else chosen
-
-
-def learn_config(total_timesteps: Any, tb_log_name: Any, **options: Any) -> SessionConfig:
-    """The keywords of learn; a number of steps may be written as 1e5."""
-    if not isinstance(tb_log_name, str):
-        raise UsageError(f"tb_log_name: expected a text, got {tb_log_name!r}")
-    for name in options:
-        if hint := learn_hint(name):
-            raise UsageError(f"learn: unknown option {name}: {hint}")
-    require_known("learn", options, of_learn())
-    if isinstance(total_timesteps, float) and total_timesteps.is_integer():
-        total_timesteps = int(total_timesteps)
-    return SessionConfig(whole("total_timesteps", total_timesteps, 1), **options)
-
-
-def folder(name: str, given: Any) -> Path:
-    """A path, as text or as such."""
-    if not isinstance(given, str | os.PathLike):
-        raise UsageError(f"{name}: expected a folder, got {given!r}")
-    return Path(given)
-
-
-def next_folder(folder: Path, name: str) -> Path:
-    """The next of <folder>/<name>_1, <name>_2 ..., as Stable-Baselines3 numbers them."""
-    taken = [path.name.removeprefix(f"{Path(name).name}_") for path in folder.glob(f"{name}_*")]
-    return folder / f"{name}_{1 + max((int(one) for one in taken if one.isdecimal()), default=0)}"
-
-
-def log_run(home: Path, last: Path | None, name: str, default: str) -> Path:
-    """The folder of a learn in tensorboard_log: the last one, unless there is none or it has another name."""
-    goes_on = last is not None and name in ("", str(last.relative_to(home)).rpartition("_")[0])
-    return last if last is not None and goes_on else next_folder(home, name or default)

@@ -1,6 +1,6 @@
 """Attributes of SB3's models: read from the configuration, and not set.
 
-model.gamma --> 0.99        model.observation_space --> get_env()'s        model.ent_coef = 0.01 --> an error
+model.gamma --> 0.99   model.observation_space --> get_env()'s, or one of a pool's   model.ent_coef = 1.0 --> an error
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from headrace.api.other_names import attribute_hint
+from headrace.envs.adapters.gymnasium_spaces import as_gymnasium
 from headrace.errors import UsageError
 from headrace.learning.config import AlgorithmConfig
 
@@ -29,8 +30,9 @@ class Sb3Attributes:
                 return getattr(config.topology, name)
             if name == "seed":
                 return config.seed
-            if name in _PLAYED and not config.env.is_vector():
-                return getattr(model.get_env(), name)
+            if name in _PLAYED:
+                pool = {"observation_space": model.parts.observation, "action_space": model.parts.action}
+                return as_gymnasium(pool[name]) if config.env.is_vector() else getattr(model.get_env(), name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{attribute_hint(name)}")
 
     def __getstate__(self) -> Any:

@@ -110,11 +110,12 @@ class CallbackList(BaseCallback):
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         super().__init__()
-        self.callbacks = list(callbacks)
+        self.callbacks = [object_of("CallbackList", one) for one in _flat(callbacks)]
 
     def _init_callback(self) -> None:
         for one in self.callbacks:
             one.init_callback(self.model)
+            one.parent = self.parent  # of EvalCallback(callback_after_eval=CallbackList(...))
 
     def _on_training_start(self) -> None:
         for one in self.callbacks:
@@ -150,6 +151,18 @@ class ConvertCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         return self.callback(self.locals, self.globals) is not False
+
+
+def object_of(what: str, callback: Any) -> Any:
+    """What another callback calls: an object, a function of `locals, globals`, or a list of them as one object."""
+    every = list(_flat(callback))
+    for one in every:
+        if not hasattr(one, "on_step"):
+            raise UsageError(
+                f"{what}: expected an object with on_step or a function of locals, globals, got {one!r}; a function of "
+                f"the update's record goes to learn(callback=...)"
+            )
+    return every[0] if len(every) == 1 else CallbackList(every)
 
 
 def _number(what: str, value: Any) -> float:

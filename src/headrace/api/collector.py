@@ -26,7 +26,7 @@ from headrace.api.whereabouts import whereabouts
 from headrace.build import Parts, build_parts
 from headrace.collecting.source import Harvest
 from headrace.envs.instances import Instance
-from headrace.envs.spec import EnvSource, EnvSpec
+from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
 from headrace.errors import UsageError
 from headrace.keywords import in_words
 from headrace.learning.assembly import complete
@@ -60,7 +60,7 @@ class Collector:
         policy_kwargs: Mapping[str, Any] | None = None,
         action_masks: bool = False,
         env_kwargs: Mapping[str, Any] | None = None,
-        wrappers: Sequence[EnvSource] = (),
+        wrappers: Sequence[Wrapper] = (),
         action_repeat: int = 1,
         topology: str = "auto",
         workers: int | str = "auto",

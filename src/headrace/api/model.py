@@ -20,11 +20,12 @@ from typing import Any, ClassVar, Self
 import gymnasium as gym
 import numpy.typing as npt
 
-from headrace.api.arguments import copied, extractors_given, folder, learn_config, log_run, shown, source_of
+from headrace.api.arguments import copied, extractors_given, source_of
 from headrace.api.attributes import Sb3Attributes
 from headrace.api.callbacks import Calls, Logger
 from headrace.api.evaluation import evaluate_parts
 from headrace.api.going_on import config_of, require_retaken
+from headrace.api.learn_arguments import folder, learn_config, log_run, require_effect, shown
 from headrace.api.other_names import LEARN, OF_CALLS
 from headrace.api.plan_text import described, facts, plan_text
 from headrace.api.prediction import predicted
@@ -127,6 +128,7 @@ class Model(Sb3Attributes):
         run. Ctrl-C ends it at the last update, as KeyboardInterrupt; the model can then be saved or learn on.
         """
         config = learn_config(total_timesteps, tb_log_name, log_interval=log_interval, **session)
+        require_effect(session, tb_log_name, run_dir, self._log_folder)
         directory = None if run_dir is None else folder("run_dir", run_dir)
         if directory is None and self._log_folder is not None:
             last = None if reset_num_timesteps else self._log_run

@@ -22,14 +22,14 @@ from headrace.api.arguments import (
     place,
     policy_config,
     require_options,
-    shown,
 )
+from headrace.api.learn_arguments import shown
 from headrace.api.model import Model
 from headrace.api.other_names import OF_CALLS
 from headrace.api.vec_env import VecEnv
 from headrace.collecting.topology import TopologyConfig
 from headrace.envs.instances import Instance
-from headrace.envs.spec import EnvSource, EnvSpec
+from headrace.envs.spec import EnvSource, EnvSpec, Wrapper
 from headrace.keywords import in_words
 from headrace.learning.config import AlgorithmConfig, ImpalaConfig
 from headrace.policies.policy import Module
@@ -47,7 +47,7 @@ class OtherModel(Model):
         env: EnvSource | EnvSpec | Instance | VecEnv,
         *,
         env_kwargs: Mapping[str, Any] | None = None,
-        wrappers: Sequence[EnvSource] = (),
+        wrappers: Sequence[Wrapper] = (),
         action_repeat: int = 1,
         policy_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
@@ -57,7 +57,8 @@ class OtherModel(Model):
         **options: Any,
     ) -> None:
         own, where = ({field.name for field in fields(kind)} for kind in (self.config, TopologyConfig))
-        known = own | where | set(OF_ITS_OWN) | set(inspect.signature(type(self)).parameters)
+        taken = inspect.signature(type(self)).parameters.values()
+        known = own | where | set(OF_ITS_OWN) | {one.name for one in taken if one.kind is not one.VAR_KEYWORD}
         require_options(type(self).__name__, options, sorted(known))
         options["learner_device"] = device_of(device, options.get("learner_device"))
         seen = shown(verbose, tensorboard_log)

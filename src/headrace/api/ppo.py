@@ -18,9 +18,9 @@ from headrace.api.arguments import (
     place,
     policy_config,
     require_options,
-    shown,
     takes_preset,
 )
+from headrace.api.learn_arguments import shown
 from headrace.api.model import Model
 from headrace.api.other_names import OF_CALLS
 from headrace.api.sb3_words import MODEL, require_nothing

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace.api.callbacks import BaseCallback
+from headrace.api.callbacks import BaseCallback, object_of
 from headrace.api.evaluation import played
 from headrace.api.other_names import OF_CALLS
-from headrace.errors import UsageError, whole
+from headrace.errors import UsageError, plain, whole
 from headrace.keywords import in_words
 
 
@@ -52,11 +52,11 @@ class CheckpointCallback(BaseCallback):
 class EventCallback(BaseCallback):
     """One that calls another when something happens."""
 
-    def __init__(self, callback: BaseCallback | None = None, verbose: int = 0) -> None:
+    def __init__(self, callback: Any = None, verbose: int = 0) -> None:
         super().__init__(verbose)
-        self.callback = callback
-        if callback is not None:
-            callback.parent = self
+        self.callback: BaseCallback | None = None if callback is None else object_of(type(self).__name__, callback)
+        if self.callback is not None:
+            self.callback.parent = self
 
     def _init_callback(self) -> None:
         if self.callback is not None:
@@ -79,7 +79,7 @@ class EventCallback(BaseCallback):
 class EveryNTimesteps(EventCallback):
     """Calls another callback every `n_steps` steps, counted over all environments."""
 
-    def __init__(self, n_steps: int, callback: BaseCallback) -> None:
+    def __init__(self, n_steps: int, callback: Any) -> None:
         super().__init__(callback)
         self.n_steps, self.last_time_trigger = whole("n_steps", n_steps, 1), 0
 
@@ -112,7 +112,10 @@ class StopTrainingOnRewardThreshold(BaseCallback):
 
     def __init__(self, reward_threshold: float, verbose: int = 0) -> None:
         super().__init__(verbose)
-        self.reward_threshold = reward_threshold
+        threshold: Any = plain(reward_threshold)
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+            raise UsageError(f"reward_threshold: expected a number, got {reward_threshold!r}")
+        self.reward_threshold: float = threshold
 
     def _on_step(self) -> bool:
         if not isinstance(self.parent, EvalCallback):
@@ -129,7 +132,8 @@ class StopTrainingOnNoModelImprovement(BaseCallback):
 
     def __init__(self, max_no_improvement_evals: int, min_evals: int = 0, verbose: int = 0) -> None:
         super().__init__(verbose)
-        self.max_no_improvement_evals, self.min_evals = max_no_improvement_evals, min_evals
+        self.max_no_improvement_evals = whole("max_no_improvement_evals", max_no_improvement_evals, 0)
+        self.min_evals = whole("min_evals", min_evals, 0)
         self.last_best_mean_reward, self.no_improvement_evals = -np.inf, 0
 
     def _on_step(self) -> bool:
@@ -156,8 +160,8 @@ class EvalCallback(EventCallback):
     def __init__(
         self,
         eval_env: Any = None,
-        callback_on_new_best: BaseCallback | None = None,
-        callback_after_eval: BaseCallback | None = None,
+        callback_on_new_best: Any = None,
+        callback_after_eval: Any = None,
         n_eval_episodes: int = 5,
         eval_freq: int = 10_000,
         log_path: str | None = None,
@@ -170,9 +174,11 @@ class EvalCallback(EventCallback):
         super().__init__(callback_after_eval, verbose)
         self.eval_freq = whole("eval_freq", eval_freq, 1)
         self.n_eval_episodes = whole("n_eval_episodes", n_eval_episodes, 1)
-        self.eval_env, self.callback_on_new_best = eval_env, callback_on_new_best
+        self.eval_env = eval_env
+        self.callback_on_new_best: BaseCallback | None = None
         if callback_on_new_best is not None:
-            callback_on_new_best.parent = self
+            self.callback_on_new_best = object_of("callback_on_new_best", callback_on_new_best)
+            self.callback_on_new_best.parent = self
         self.log_path, self.best_model_save_path = log_path, best_model_save_path
         self._home = Path().absolute()  # environments may change the working directory
         self.deterministic, self.render = deterministic, render

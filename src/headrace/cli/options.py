@@ -46,6 +46,9 @@ _TYPED_ONLY = (
     "trust", "resume", "config", "preset", "wandb", "wandb_project", "wandb_entity", "wandb_name", "wandb_mode",
 )  # fmt: skip
 
+OF_ENV = {"env-kwargs": "env", "wrappers": "env", "action-repeat": "env"}
+"""Options that say more about --env, of commands that take the run's own environment without it."""
+
 Options = TypeVar("Options")
 
 _NUMBERS = ConstructorRegistry()  # so that what is no number is refused in the words of our other errors
@@ -170,6 +173,14 @@ def require_switch(switch: str, names: set[str], is_on: bool) -> None:
     for name in sorted(names):
         if name.startswith(f"{switch}_") and not is_on:
             raise UsageError(f"--{name.replace('_', '-')}: expected --{switch} as well")
+
+
+def require_with(argv: list[str], needs: typing.Mapping[str, str]) -> None:
+    """Refuse options that would have no effect without another one: {option: the other}, as they are typed."""
+    typed = {one[2:].partition("=")[0] for one in translate(argv) if one.startswith("--")}
+    for name, other in needs.items():
+        if name in typed and other not in typed:
+            raise UsageError(f"--{name}: expected --{other} as well")
 
 
 def env_kwargs(text: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from headrace.cli.named_env import named_env
-from headrace.cli.options import parse, translate
+from headrace.cli.options import OF_ENV, parse, require_with, translate
 from headrace.errors import UsageError
 from headrace.plain_text import printable
 
@@ -54,6 +54,7 @@ class ReplayOptions:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(ReplayOptions, translate(argv), "replay")
+    require_with(argv, OF_ENV | {"sort": "list", "limit": "list"})
     if options.diff:
         if len(options.diff) != 2:
             raise UsageError(f"--diff: expected two run directories, got {len(options.diff)}; as in --diff RUN RUN")

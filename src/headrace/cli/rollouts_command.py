@@ -11,7 +11,7 @@ from typing import Annotated, Self
 import tyro
 
 from headrace.cli.named_env import named_env
-from headrace.cli.options import parse, translate
+from headrace.cli.options import OF_ENV, parse, require_with, translate
 from headrace.cli.printing import say
 from headrace.clock import now_s
 
@@ -41,6 +41,7 @@ class RolloutsOptions:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(RolloutsOptions, translate(argv), "rollouts")
+    require_with(argv, OF_ENV)
     from headrace.api.replay import admitted_env
     from headrace.api.rollouts import export_rollouts, require_target
     from headrace.cli.own_modules import find_own_modules

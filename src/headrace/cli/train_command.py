@@ -122,6 +122,8 @@ def main(argv: list[str]) -> int:
         raise UsageError("expected an environment: headrace train ENV, or --resume RUN")
     names = given(argv, options.config)
     require_fitting(options.tuning, names, options.schedule is not None)
+    if "n_eval_episodes" in names and not options.session.eval_every:
+        raise UsageError("--n-eval-episodes: expected --eval-every as well")
     config = _run_config(options)
     _require_consent(argv, options, config.env)
     find_own_modules(config.env.encode())

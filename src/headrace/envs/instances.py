@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from headrace.envs.adapters import envpool
 from headrace.envs.spec import MAKE_VEC, EnvSpec
@@ -24,6 +25,8 @@ from headrace.errors import HeadraceError, UsageError
 Env = gym.Env[Any, Any]
 Instance = Env | gym.vector.VectorEnv[Any, Any, Any]
 _PLAIN = (bool, int, float, str)
+_OF_GYMNASIUM = ("render_mode", "spec", "_np_random", "_np_random_seed")
+_LARGEST, _LOOKS = 10_000, 100  # numbers of an array, or parts of a list, that are compared; steps that are played
 
 
 class Copies:
@@ -104,14 +107,66 @@ def _by_spec(env: Env) -> EnvSpec | None:
 
 
 def _are_alike(env: Env, fresh: Env) -> bool:
-    """The same spaces, and before the first reset the same plain attributes: later they may be its state."""
+    """The same spaces, and attributes that differ in nothing but what episodes change."""
     if (env.observation_space, env.action_space) != (fresh.observation_space, fresh.action_space):
         return False
-    if env.has_wrapper_attr("has_reset") and env.get_wrapper_attr("has_reset"):
+    is_played = bool(env.has_wrapper_attr("has_reset") and env.get_wrapper_attr("has_reset"))
+    different = _different(_attributes(fresh, is_played), _attributes(env, is_played))
+    return not different or (is_played and different <= _changed_by_playing(fresh))
+
+
+def _attributes(env: Env, is_played: bool = True) -> dict[str, Any]:
+    """What can be compared; of others the type, before an episode has made them: a window, a renderer."""
+    found = {name: value for name, value in vars(env.unwrapped).items() if name not in _OF_GYMNASIUM}
+    plain = {name: copy.deepcopy(value) for name, value in found.items() if _is_plain(value)}
+    return plain if is_played else {name: type(value) for name, value in found.items()} | plain
+
+
+def _is_plain(value: Any) -> bool:
+    """A number, a text, an array, or a list or dictionary of them, and none that is large."""
+    if isinstance(value, np.ndarray):
+        return value.dtype != object and value.size <= _LARGEST
+    if isinstance(value, list | tuple | dict):
+        parts = value.values() if isinstance(value, dict) else value
+        return len(value) <= _LARGEST and all(map(_is_plain, parts))
+    return value is None or isinstance(value, (*_PLAIN, np.generic))
+
+
+def _different(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
+    """Names whose values are not the same, or are in one of them only."""
+    return {name for name in one.keys() | other.keys() if not _is_same(one.get(name), other.get(name))}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return not _different(one, other)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if one is None or other is None or isinstance(one, type) or isinstance(other, type):
+        return one is other
+    if np.array_equal(one, other):
         return True
-    ours, theirs = vars(fresh.unwrapped), vars(env.unwrapped)
-    plain = [name for name, value in ours.items() if type(value) in _PLAIN and name != "render_mode"]
-    return all(name in theirs and theirs[name] == ours[name] for name in plain)
+    ours, theirs = np.asarray(one), np.asarray(other)
+    is_float = ours.dtype.kind == theirs.dtype.kind == "f"  # with NaN
+    return is_float and np.array_equal(ours, theirs, equal_nan=True)
+
+
+def _changed_by_playing(env: Env) -> set[str]:
+    """Attributes that an episode changes: they are its state, and do not say how an environment was made."""
+    before, changed = _attributes(env), set[str]()
+    try:
+        env.action_space.seed(0)
+        env.reset(seed=0)
+        for _ in range(_LOOKS):
+            changed |= _different(before, _attributes(env))
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                break
+        changed |= _different(before, _attributes(env))
+        env.reset()
+        return changed | _different(before, _attributes(env))
+    except Exception:  # it will be raised again where it is played
+        return changed
 
 
 def _copied(env: Env) -> Env:

@@ -25,7 +25,7 @@ import numpy as np
 from headrace.envs.adapters import envpool
 from headrace.envs.missing import hint, is_not_installed, module_of, not_around_vectors, reason, to_install, unknown
 from headrace.envs.raising import require_own
-from headrace.envs.registered import adopt, entry_of, hush, register_family
+from headrace.envs.registered import adopt, hush, known_of, register_family
 from headrace.envs.returns import number
 from headrace.envs.seeds import AT_MAKE, LONG, SHORT, Purpose, episode_seed
 from headrace.errors import EnvError, EnvRaised, HeadraceError, UsageError
@@ -73,10 +73,10 @@ class EnvSpec:
     def __getstate__(self) -> dict[str, Any]:
         """On its way to another process, where the id may not be registered."""
         is_vector = self.env == MAKE_VEC
-        return vars(self) | {"registered": entry_of(self.kwargs.get("id") if is_vector else self.env)}
+        return vars(self) | {"known": known_of(self.kwargs.get("id") if is_vector else self.env)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        adopt(state.pop("registered"))
+        adopt(state.pop("known"))
         vars(self).update(state)
 
     @property
@@ -286,9 +286,10 @@ def _name_of(wrapper: Any) -> str:
 
 def load_attribute(path: str, what: str) -> Callable[..., Any]:
     """What module:attribute names; the module is imported."""
-    module_name, _, attribute = path.partition(":")
+    module_name, colon, attribute = path.partition(":")
     if not attribute:
-        raise UsageError(f"{what} {path!r}: expected module:attribute")
+        hint = f"; did you mean {':'.join(path.rsplit('.', 1))}?" if "." in path and not colon else ""
+        raise UsageError(f"{what} {path!r}: expected module:attribute{hint}")
     found: Any = _import(module_name, f"{what} {path!r}")
     try:
         for name in attribute.split("."):

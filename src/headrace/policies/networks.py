@@ -182,7 +182,7 @@ def name_for(config: PolicyConfig, observation: ObservationSpace) -> str:
         return config.policy
     if isinstance(observation, Dict):
         return "MultiInputPolicy"
-    return "CnnPolicy" if is_large_image(observation, PolicyConfig()) else "MlpPolicy"
+    return "CnnPolicy" if is_large_image(observation, config) else "MlpPolicy"
 
 
 def build_policy(
@@ -198,6 +198,9 @@ def build_policy(
         close = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.75)
         hint = f"did you mean {close[0]}?" if close else "a policy of your own is passed as a torch module"
         raise UsageError(f"policy: expected {', '.join(sorted({*BUILT_IN} - {'auto'}))} or auto, got {name!r}; {hint}")
+    if name == "MlpPolicy" and config.cnn != "nature" and own is None:
+        seen = in_short(observation)
+        raise UsageError(f"cnn: auto takes MlpPolicy for {seen}, which has no convolutions; leave it out")
     generator = torch.Generator().manual_seed(seed)
     policy: nn.Module
     if name == "MultiInputPolicy":

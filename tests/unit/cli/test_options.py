@@ -198,3 +198,18 @@ def assert_plan(plan: str, expected: dict[str, str]) -> None:
     lines = dict(line.split(maxsplit=1) for line in plan.splitlines() if not line.startswith("why"))
     for name, value in expected.items():
         assert lines[name].startswith(value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("replay", "out", "0:0", "--env_kwargs", "{}"), "--env-kwargs: expected --env as well"),
+        (("replay", "out", "0:0", "--sort", "return"), "--sort: expected --list as well"),
+        (("rollouts", "out", "--to", "x.parquet", "--wrappers", "a:b"), "--wrappers: expected --env as well"),
+        (("train", "CartPole-v1", "--n-eval-episodes", "3"), "--n-eval-episodes: expected --eval-every as well"),
+    ],
+)
+def test_options_of_an_option_that_was_not_given(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    """They would be taken and have no effect."""
+    outcome = run(*words, cwd=tmp_path)
+    assert (outcome.code, outcome.err) == (2, f"headrace: error: {said}\n")
