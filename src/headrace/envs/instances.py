@@ -26,7 +26,8 @@ Env = gym.Env[Any, Any]
 Instance = Env | gym.vector.VectorEnv[Any, Any, Any]
 _PLAIN = (bool, int, float, str)
 _OF_GYMNASIUM = ("render_mode", "spec", "_np_random", "_np_random_seed")
-_LARGEST, _LOOKS = 10_000, 100  # numbers of an array, or parts of a list, that are compared; steps that are played
+_LARGEST, _LONGEST = 10_000, 100  # numbers of an array, and parts of a list, that are compared
+_LOOKS = 100  # steps that are played
 
 
 class Copies:
@@ -112,12 +113,13 @@ def _are_alike(env: Env, fresh: Env) -> bool:
         return False
     is_played = bool(env.has_wrapper_attr("has_reset") and env.get_wrapper_attr("has_reset"))
     different = _different(_attributes(fresh, is_played), _attributes(env, is_played))
-    return not different or (is_played and different <= _changed_by_playing(fresh))
+    return not different or (is_played and different <= _changed_by_playing(fresh, different))
 
 
-def _attributes(env: Env, is_played: bool = True) -> dict[str, Any]:
+def _attributes(env: Env, is_played: bool = True, names: set[str] | None = None) -> dict[str, Any]:
     """What can be compared; of others the type, before an episode has made them: a window, a renderer."""
     found = {name: value for name, value in vars(env.unwrapped).items() if name not in _OF_GYMNASIUM}
+    found = found if names is None else {name: value for name, value in found.items() if name in names}
     plain = {name: copy.deepcopy(value) for name, value in found.items() if _is_plain(value)}
     return plain if is_played else {name: type(value) for name, value in found.items()} | plain
 
@@ -128,7 +130,7 @@ def _is_plain(value: Any) -> bool:
         return value.dtype != object and value.size <= _LARGEST
     if isinstance(value, list | tuple | dict):
         parts = value.values() if isinstance(value, dict) else value
-        return len(value) <= _LARGEST and all(map(_is_plain, parts))
+        return len(value) <= _LONGEST and all(map(_is_plain, parts))
     return value is None or isinstance(value, (*_PLAIN, np.generic))
 
 
@@ -151,20 +153,20 @@ def _is_same(one: Any, other: Any) -> bool:
     return is_float and np.array_equal(ours, theirs, equal_nan=True)
 
 
-def _changed_by_playing(env: Env) -> set[str]:
-    """Attributes that an episode changes: they are its state, and do not say how an environment was made."""
-    before, changed = _attributes(env), set[str]()
+def _changed_by_playing(env: Env, names: set[str]) -> set[str]:
+    """Those of the attributes that an episode changes: they are its state, and do not say how it was made."""
+    before, changed = _attributes(env, names=names), set[str]()
     try:
         env.action_space.seed(0)
         env.reset(seed=0)
         for _ in range(_LOOKS):
-            changed |= _different(before, _attributes(env))
+            changed |= _different(before, _attributes(env, names=names))
             _, _, terminated, truncated, _ = env.step(env.action_space.sample())
             if terminated or truncated:
                 break
-        changed |= _different(before, _attributes(env))
+        changed |= _different(before, _attributes(env, names=names))
         env.reset()
-        return changed | _different(before, _attributes(env))
+        return changed | _different(before, _attributes(env, names=names))
     except Exception:  # it will be raised again where it is played
         return changed
 

@@ -18,6 +18,8 @@ from support.command import PATHS
 from support.faulty_envs import Steady
 
 SCRIPT = """
+    import sys
+    import cloudpickle
     import gymnasium as gym
     import headrace as hr
     from support.faulty_envs import Steady
@@ -30,29 +32,37 @@ SCRIPT = """
             return gym.wrappers.RecordEpisodeStatistics(gym.make(env_id))
         return thunk
 
-    def pool(num_envs):
-        return gym.make_vec("Mine-v0", num_envs=num_envs, vectorization_mode="sync")
-
     gym.register("Mine-v0", "__main__:Mine")
     gym.register("Other-v0", Mine)
     gym.register("Outer-v0", lambda: gym.wrappers.TimeLimit(gym.make("Mine-v0"), 3))
-    options = dict(n_envs=2, n_steps=8, batch_size=16, n_epochs=1, seed=1, topology="processes", workers=1)
-    for env in (lambda: gym.make("Mine-v0"), make_env("Other-v0"), pool, "Outer-v0"):
-        with hr.PPO("MlpPolicy", env, **options) as model:
-            model.learn(16)
-            print(model.result.exit_reason)
+    specs = [hr.EnvSpec(env) for env in (lambda: gym.make("Mine-v0"), make_env("Other-v0"), "Outer-v0")]
+    with open(sys.argv[1], "wb") as file:
+        file.write(cloudpickle.dumps(specs))
+"""
+ELSEWHERE = """
+    import sys
+    import cloudpickle
+    for spec in cloudpickle.load(open(sys.argv[1], "rb")):
+        print(type(spec.make().unwrapped).__name__)
 """
 
 
+def said(script: str, *arguments: str) -> list[str]:
+    command = (
+        [sys.executable, *arguments] if script == "" else [sys.executable, "-c", textwrap.dedent(script), *arguments]
+    )
+    environment = {"PYTHONPATH": PATHS, "PATH": ""}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout.split()
+
+
 def test_code_of_a_script_makes_what_the_script_registered(tmp_path: Path) -> None:
-    """A function or a class is not the id: whatever it asks for, its worker knows."""
+    """A function or a class is not the id: whatever it asks for is known in another process."""
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    environment = {"PYTHONPATH": PATHS, "PATH": ""}
-    ran = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=240)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == ["done"] * 4
-    assert ran.stderr == ""
+    assert said("", str(script), str(tmp_path / "specs")) == []
+    assert said(ELSEWHERE, str(tmp_path / "specs")) == ["Mine"] * 3
 
 
 @pytest.fixture
