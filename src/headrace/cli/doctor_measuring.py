@@ -170,7 +170,10 @@ def tried(
     for number in range(rounds):
         for name, (one, how, expected) in runs.items() if number % 2 == 0 else reversed(runs.items()):
             progress(f"round {number + 1} of {rounds}: {name} ...")
-            reached[name].append(short_run(one, how, expected, seconds, folder=folder).sps)
+            found = short_run(one, how, expected, seconds, folder=folder)
+            if not found.sps:
+                raise HeadraceError(f"--apply: {name}: too few updates in this time to compare; give --seconds more")
+            reached[name].append(found.sps)
     progress("")
     before, after = (median(speeds) for speeds in reached.values())
     return before, after
@@ -193,10 +196,12 @@ def short_run(
     due = _FEWEST_DUE * max(session.checkpoint_every, session.eval_every)
     steps = max(expected_sps * seconds, min(due, expected_sps * seconds * _LONGEST), _FEWEST_UPDATES * rollout)
     how = replace(session, total_timesteps=math.ceil(steps), check_episodes=0, stop_reward=None)
-    until_s = now_s() + 3 * _LONGEST * seconds
+    until_s = math.inf
 
     def is_in_time(record: Mapping[str, float]) -> bool:
+        nonlocal until_s
         seen(record)
+        until_s = min(until_s, now_s() + 3 * _LONGEST * seconds)  # from the first one on: workers take time to start
         return now_s() < until_s
 
     with (

@@ -149,7 +149,7 @@ class Race:
 
     def _why_first(self) -> str:
         if len(self._trials) > 1:
-            return "nothing is faster than what you would have had"
+            return "nothing that was tried is faster than what you would have had"
         if self._untried(math.inf) is not None:
             return "no other one could be tried in this time; give --tune-seconds more"
         return "it is what you would have had, and no other one that can be run promises to be faster"

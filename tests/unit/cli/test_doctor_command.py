@@ -16,6 +16,7 @@ from headrace.api.model import Model
 from headrace.cli.doctor_command import read_evidence
 from headrace.cli.doctor_measuring import accepted, can_be_tried, same_disk
 from headrace.cli.main import main
+from headrace.clock import now_s
 from headrace.planning.advice import Advice
 from headrace.run_lock import RunLock, is_live
 from support.diversity_envs import OwnGenerator
@@ -280,3 +281,29 @@ def test_a_run_that_records_few_updates_is_told_so(tmp_path: Path, capsys: pytes
     (run / "config.json").write_text(json.dumps({"session": {"log_interval": 1000}}))
     assert main(["doctor", str(run)]) == 0
     assert "One update of 1,000 is recorded (--log-interval)" in capsys.readouterr().out
+
+
+def test_a_short_run_that_takes_long_to_start_is_not_called_slow(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The time that it may take begins with its first update; where that is all there is, nothing is achieved by it."""
+    spent, train, clock = [0.0], Model.train, now_s
+
+    def late(model: Model, *args: Any, **more: Any) -> Any:
+        spent[0] += 100.0
+        return train(model, *args, **more)
+
+    monkeypatch.setattr(Model, "train", late)
+    monkeypatch.setattr("headrace.clock.now_s", lambda: clock() + spent[0])
+    short = ["doctor", str(trained), "--apply", "--trust", "--seconds", "0.05", "--rounds", "1"]
+    assert main(short) == 0
+    assert "achieved 0.00x" not in capsys.readouterr().out
+
+    def hurried(model: Model, *args: Any, callback: Any, **more: Any) -> Any:
+        return train(model, *args, callback=lambda record: False, **more)
+
+    monkeypatch.setattr(Model, "train", hurried)
+    assert main(short) == 1
+    captured = capsys.readouterr()
+    assert "achieved" not in captured.out
+    assert "too few updates in this time to compare; give --seconds more" in captured.err
