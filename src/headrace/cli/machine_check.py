@@ -32,7 +32,7 @@ def check_machine(clean: bool = False, needed_bytes: float = 0.0, json_file: Pat
     findings = judge(read_machine(DIRECTORY), sightings(DIRECTORY), folders, needed_bytes)
     if clean:
         total = with_unit(sum(one.size_bytes for one in removed), "B")
-        print(f"removed {len(removed)} shared-memory segments of dead runs, {total}")
+        print(f"removed {len(removed)} shared-memory segment{'s'[: len(removed) != 1]} of dead runs, {total}")
     print(text_of(findings))
     if json_file is not None:
         answer = {"findings": [asdict(one) for one in findings], "removed": [one.name for one in removed]}

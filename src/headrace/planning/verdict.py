@@ -130,7 +130,7 @@ def _evidence(name: str, e: Evidence, cycle: Cycle) -> str:
     parts, of = cycle.binding(), e.learner
     per = f"of {_time(cycle.update_s)} an update"
     if name == ENV:
-        who = "" if not e.workers else f" in each of {len(e.workers)} workers"
+        who = "" if len(e.workers) < 2 else f" in each of {len(e.workers)} workers"
         return f"environments step for {_time(parts['env'])}{who} {per}: {_time(_step_s(e, cycle))} a step"
     if name == INFERENCE:
         where = f", policy on {e.options.get('inference_device', 'cpu')}"

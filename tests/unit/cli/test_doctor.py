@@ -43,7 +43,7 @@ def test_clean_removes_what_dead_runs_left_and_nothing_else(
 
     assert main(["doctor", "--clean", "--json", str(tmp_path / "found.json")]) == code
     after = capsys.readouterr().out
-    assert after.startswith("removed 1 shared-memory segments of dead runs, 1 KB\n")
+    assert after.startswith("removed 1 shared-memory segment of dead runs, 1 KB\n")
     assert "1 in use" in after
     assert live.exists()
     assert other.exists()
