@@ -40,7 +40,10 @@ def require_own_policy(module: nn.Module, observation: ObservationSpace, action:
 
 def require_fitting(module: Any, observation: ObservationSpace, action: Space) -> None:
     """Raise unless a built-in policy, passed as a module, was made for spaces like these."""
-    for role, made_for, found in zip(("observation", "action"), module._spaces, (observation, action), strict=True):
+    fitting = observation, action
+    for role, made_for, found in zip(
+        ("observation", "action"), getattr(module, "_spaces", fitting), fitting, strict=True
+    ):
         if in_short(made_for) != in_short(found):
             masks = "; with action_masks, pass the policy by its name" if isinstance(found, Dict) else ""
             raise UsageError(
