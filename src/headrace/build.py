@@ -36,7 +36,7 @@ from headrace.inference.client import CentralInference
 from headrace.inference.devices import Emulated, TorchDevice, close_devices, open_devices
 from headrace.inference.local import OwnInference
 from headrace.inference.own_features import own_features
-from headrace.inference.own_policy import require_own_policy
+from headrace.inference.own_policy import require_fitting, require_own_policy
 from headrace.inference.self_test import fitting_tile
 from headrace.inference.server import ServerPlan
 from headrace.inference.servers import Servers
@@ -221,9 +221,10 @@ def build_parts(
     replayed = schedule.num_shards if schedule else None
     found = survey(config.env, config.seed, place, rehearsed, replayed, steps, policy_of)
     topology, config = found.topology, replace(config, env=found.env)
-    if module is not None and config.policy.policy not in BUILT_IN:
+    if module is not None:
+        require = require_fitting if config.policy.policy in BUILT_IN else require_own_policy
         with torch_threads(1):
-            require_own_policy(module, found.observation, found.action)
+            require(module, found.observation, found.action)
     if module is None:
         with torch_threads(1):  # orthogonal matrices come out with other bits on another number of threads
             own = own_features(config.extractors, found.observation, config.policy)

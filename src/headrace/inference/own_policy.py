@@ -20,7 +20,7 @@ from headrace.errors import UsageError
 from headrace.inference.honesty import require_honest
 from headrace.inference.own_memory import at_one_state
 from headrace.inference.tried import counts_of
-from headrace.memory.spaces import Box, ObservationSpace, Space, as_seen, made_up_leaves, shape_of
+from headrace.memory.spaces import Box, Dict, ObservationSpace, Space, as_seen, in_short, made_up_leaves, shape_of
 from headrace.policies.networks import as_policy
 from headrace.policies.noise import CounterNoise
 from headrace.policies.policy import Evaluation, require_policy
@@ -37,6 +37,20 @@ def require_own_policy(module: nn.Module, observation: ObservationSpace, action:
     Returned(module, observation, action).require()
     if not getattr(module, "skip_honesty_check", False):
         require_honest(copy.deepcopy(module), observation, action)
+
+
+def require_fitting(module: Any, observation: ObservationSpace, action: Space) -> None:
+    """Raise unless a built-in policy, passed as a module, was made for spaces like these."""
+    fitting = observation, action
+    for role, made_for, found in zip(
+        ("observation", "action"), getattr(module, "_spaces", fitting), fitting, strict=True
+    ):
+        if in_short(made_for) != in_short(found):
+            masks = "; with action_masks, pass the policy by its name" if isinstance(found, Dict) else ""
+            raise UsageError(
+                f"policy: this {type(module).__name__} was made for the {role} {in_short(made_for)}, the environment "
+                f"has {in_short(found)}{masks}"
+            )
 
 
 class Returned:

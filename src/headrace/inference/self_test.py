@@ -71,8 +71,9 @@ def self_test(module: Module, observation: ObservationSpace, action: Space, tile
     if not (all(all(map(_same, *pair)) for pair in places) and _same(numbers(order), behind[order])):
         raise TileError(
             f"{type(policy).__name__}: the same observation gave other numbers at another place in a tile of "
-            f"{tile}; runs could not be repeated. Keep batch statistics and own randomness out of act(), and choose "
-            f"another tile size (4 to 64) if you set one"
+            f"{tile}; runs could not be repeated. Keep batch statistics and own randomness out of act(). Some "
+            f"processors round by place, too, in a torch layer of fewer than 12 outputs if inputs are no multiple of "
+            f"4: widen it. Choose another tile size (4 to 64) if you set one"
         )
 
 

@@ -312,6 +312,20 @@ def test_a_masked_environment_is_checked_with_actions_that_it_allows() -> None:
     assert hr.check_env(masked_spec(hr.EnvSpec("support.bit_envs:Cards", {"pairs": True}))).env_class == "A"
 
 
+def test_a_built_in_policy_that_is_passed_on_fits_or_is_refused() -> None:
+    for masks in (False, True):
+        with hr.PPO("MlpPolicy", Hand, **SMALL, action_masks=masks) as model:
+            policy = model.policy
+        with hr.PPO(policy, Hand, **SMALL, action_masks=masks) as again:
+            assert type(again.policy) is type(policy)
+        if not masks:
+            said = r"this MlpPolicy was made for the observation Box\(.*the environment has "
+            with pytest.raises(UsageError, match=rf"{said}Dict\(.*with action_masks, pass the policy by its name"):
+                hr.PPO(policy, Hand, **SMALL, action_masks=True)
+            with pytest.raises(UsageError, match=rf"{said}Box"):
+                hr.PPO(policy, "CartPole-v1", **SMALL)
+
+
 def test_a_collector_has_masks_in_its_batches() -> None:
     with hr.Collector(
         Hand, "MlpPolicy", n_envs=3, n_steps=16, seed=1, topology="inline", action_masks=True
