@@ -77,8 +77,14 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as error:
         code = exit_code(error)
         raise
+    except KeyboardInterrupt:  # one of many: it came while an earlier one was dealt with
+        if argv is not None:
+            raise
+        code = 130
+        return code
     finally:
         if argv is None:  # the process ends now
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left takes seconds, and can't be broken off
             if ended := end_spawned(others):
                 warn(f"ended what environments had started and not closed: {', '.join(ended)}")
             guard.command.leave()
