@@ -154,6 +154,7 @@ class SessionEnd:
 
     def _end_badly(self, error: Exception) -> None:
         """Keep what can be kept; what can't be must not hide why the run failed."""
+        reason = type(error).__name__
         try:
             if self._dir is not None:
                 logger.error("the run failed", exc_info=error)
@@ -162,6 +163,8 @@ class SessionEnd:
             self._end(f"error: {reason}", 1, keep=self._run.is_whole)
         except Exception as second:
             logger.warning("not all of the run could be kept: %s: %s", type(second).__name__, message_of(second))
+            with suppress(Exception):  # a full disk may have had room for all but a checkpoint
+                self._write(ended(self._result(), f"error: {reason}", 1))
 
     def _give_up(self, error: BaseException) -> None:
         """At once, without a checkpoint; result.json has the numbers of the last one."""

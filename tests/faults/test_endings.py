@@ -26,7 +26,7 @@ import pytest
 
 import headrace as hr
 from headrace.checkpoints.snapshot import find_latest
-from headrace.errors import EnvError, UsageError
+from headrace.errors import CheckpointError, EnvError, UsageError
 from headrace.learning.ppo import Ppo
 from headrace.plain_text import MAX_MESSAGE
 from headrace.run_lock import RunLock
@@ -599,3 +599,39 @@ def test_a_fork_server_that_imports_ends_with_its_parent(tmp_path: Path) -> None
         process.kill()
         process.wait()
     wait_until(lambda: all(map(is_gone, members)), 5.0)
+
+
+# --- once more -------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_again_while_the_command_ends() -> None:
+    """Who holds Ctrl-C down gets the exit code, and no traceback of ours."""
+    script = (
+        "import os, signal, sys, types; from headrace.cli import main\n"
+        "press = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.modules['headrace.cli.check_command'] = types.SimpleNamespace(main=press)\n"
+        "end = main.end_spawned\n"
+        "main.end_spawned = lambda others: press() or end(others)\n"
+        "sys.argv = ['headrace', 'check']\n"
+        "sys.exit(main.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "headrace: interrupted\n")
+
+
+def test_a_checkpoint_that_can_not_be_written_is_the_end_in_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the periodic one nor the last: result.json does not say that the run goes on."""
+
+    def full(*_: object) -> None:
+        raise CheckpointError("could not write a checkpoint: no space left")
+
+    monkeypatch.setattr("headrace.session.save", full)
+    with (
+        hr.PPO("MlpPolicy", Steady, **OPTIONS, **INLINE) as model,
+        pytest.raises(CheckpointError, match="no space left"),
+    ):
+        model.learn(64, run_dir=tmp_path, checkpoint_every=16)
+    result = result_of(tmp_path)
+    assert (result["exit_reason"], result["exit_code"]) == ("error: could not write a checkpoint: no space left", 1)

@@ -13,6 +13,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 from types import FrameType
 from typing import NoReturn
@@ -77,8 +78,14 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as error:
         code = exit_code(error)
         raise
+    except KeyboardInterrupt:  # one of many: it came while an earlier one was dealt with
+        if argv is not None:
+            raise
+        code = 130
+        return code
     finally:
         if argv is None:  # the process ends now
+            _ignore_ctrl_c()
             if ended := end_spawned(others):
                 warn(f"ended what environments had started and not closed: {', '.join(ended)}")
             guard.command.leave()
@@ -114,6 +121,13 @@ def _run(arguments: list[str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _ignore_ctrl_c() -> None:
+    """What is left takes seconds, and can't be broken off; one that comes at this very moment is another of many."""
+    while signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        with suppress(KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

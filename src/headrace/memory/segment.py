@@ -15,6 +15,7 @@ Does not know what lies in the bytes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import mmap
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY = Path("/dev/shm")
 PREFIX = "headrace-"
+_ELSE = "run with topology=inline or threads, which need none"
 _names: set[str] = set()  # of the segments that this process has created and not unlinked
 
 
@@ -74,8 +76,7 @@ class SharedSegment:
     @classmethod
     def create(cls, size_bytes: int) -> SharedSegment:
         """Make and reserve a new segment; refused with needed and available bytes if it does not fit."""
-        whole = os.statvfs(DIRECTORY)
-        if 0 < whole.f_blocks * whole.f_frsize < size_bytes:
+        if 0 < _size_and_room()[0] < size_bytes:
             raise _no_room(size_bytes)
         name = f"{PREFIX}{this_process().mark}-{secrets.token_hex(8)}"  # a list of /dev/shm shows whose it is
         _names.add(name)
@@ -92,7 +93,7 @@ class SharedSegment:
                 os.close(descriptor)
         except OSError as error:
             _remove(name)
-            raise _no_room(size_bytes) from error
+            raise (_no_room(size_bytes) if error.errno == errno.ENOSPC else _refused(size_bytes, error)) from error
 
     @classmethod
     def attach(cls, name: str) -> SharedSegment:
@@ -132,7 +133,10 @@ def _remove_own(name: str, creator: int) -> None:
 
 
 def _remove(name: str) -> None:
-    (DIRECTORY / name).unlink(missing_ok=True)
+    try:
+        (DIRECTORY / name).unlink(missing_ok=True)
+    except OSError as error:  # read-only: it was never made, or stays
+        logger.info("%s can't be removed from %s: %s", name, DIRECTORY, error.strerror)
     keep_names_registered()  # a tracker that does not know the name would complain
     _names.discard(name)
     resource_tracker.unregister(f"/{name}", "shared_memory")
@@ -152,9 +156,24 @@ def keep_names_registered() -> None:
         resource_tracker.register(f"/{name}", "shared_memory")
 
 
+def _size_and_room() -> tuple[int, int]:
+    """Of the directory, in bytes."""
+    try:
+        whole = os.statvfs(DIRECTORY)
+    except OSError as error:
+        raise HeadraceError(f"shared memory: {DIRECTORY} can't be used: {error.strerror}; {_ELSE}") from error
+    return whole.f_blocks * whole.f_frsize, whole.f_bavail * whole.f_frsize
+
+
 def _no_room(size_bytes: int) -> HeadraceError:
-    free = os.statvfs("/dev/shm")
     return HeadraceError(
-        f"shared memory: needed {size_bytes:,} bytes, {free.f_bavail * free.f_frsize:,} available in /dev/shm; "
-        f"use fewer environments or steps, or enlarge /dev/shm"
+        f"shared memory: needed {size_bytes:,} bytes, {_size_and_room()[1]:,} available in {DIRECTORY}; "
+        f"use fewer environments or steps, or enlarge {DIRECTORY}"
     )
+
+
+def _refused(size_bytes: int, error: OSError) -> HeadraceError:
+    """There may be room enough: it is read-only, or a limit (ulimit) on open files, file sizes or memory."""
+    limits = {errno.EMFILE: "-n", errno.EFBIG: "-f", errno.ENOMEM: "-v"}
+    what = f"raise the limit (ulimit {limits[error.errno]}), or {_ELSE}" if error.errno in limits else _ELSE
+    return HeadraceError(f"shared memory: {size_bytes:,} bytes in {DIRECTORY} were refused: {error.strerror}; {what}")

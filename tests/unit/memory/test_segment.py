@@ -216,3 +216,33 @@ def test_a_tracker_that_died_is_logged_and_nothing_else_is_swallowed(
     monkeypatch.setattr(resource_tracker, "ensure_running", lambda: warnings.warn("something else", stacklevel=1))
     with pytest.warns(UserWarning, match="something else"):
         segments_room.keep_names_registered()
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "needed 4,096 bytes, .* available in /dev/shm; use fewer environments"),
+        (errno.EFBIG, r"refused: File too large; raise the limit \(ulimit -f\), or run with topology=inline"),
+        (errno.EMFILE, r"refused: Too many open files; raise the limit \(ulimit -n\)"),
+        (errno.EROFS, "refused: Read-only file system; run with topology=inline"),
+    ],
+)
+def test_why_it_was_refused(number: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room enough is not called too little."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", fails)
+    if number == errno.EROFS:
+        monkeypatch.setattr(Path, "unlink", fails)
+        monkeypatch.setattr(os, "open", fails)
+    with pytest.raises(HeadraceError, match=said):
+        SharedSegment.create(4096)
+    assert not segments_room._names
+
+
+def test_no_shared_memory_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(segments_room, "DIRECTORY", tmp_path / "gone")
+    with pytest.raises(HeadraceError, match="gone can't be used: No such file or directory; run with topology=inline"):
+        SharedSegment.create(4096)
