@@ -311,7 +311,7 @@ def _wider(e: Evidence, now: Cycle, times: int) -> Cycle:
 
 
 def _is_on_device(e: Evidence) -> bool:
-    return str(e.options.get("inference_device", "cpu")) != "cpu"
+    return {one.strip() for one in str(e.options.get("inference_device", "cpu")).split(",")} != {"cpu"}
 
 
 def _faster(now: Cycle) -> Cycle:

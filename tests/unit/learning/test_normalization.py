@@ -207,7 +207,7 @@ def test_saved_statistics_are_used_and_evaluation_leaves_them(own: bool, tmp_pat
         ("Pendulum-v1", {"norm_obs": True, "clip_obs": 0.0}, "clip_obs: expected more than 0"),
         ("Pendulum-v1", {"norm_reward": True, "clip_reward": -1.0}, "clip_reward: expected more than 0"),
         ("Pendulum-v1", {"norm_reward": True, "batch": "first_come", "max_lag": 1}, "norm_reward: .*every_shard"),
-        ("Pendulum-v1", {"policy_kwargs": {"norm_obs": True}}, "policy_kwargs: unknown option norm_obs"),
+        ("Pendulum-v1", {"policy_kwargs": {"norm_obs": True}}, "policy_kwargs: norm_obs is an option of its own"),
     ],
 )
 def test_what_is_refused(env: str, options: dict[str, Any], said: str) -> None:
