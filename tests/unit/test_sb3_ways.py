@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import FrameStackObservation
 
 import headrace as hr
@@ -210,6 +211,7 @@ def test_an_instance_trains_as_its_id_does_in_every_place() -> None:
 def test_the_quickstart_of_sb3(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changed in its import only; the window is SDL's dummy."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setitem(CartPoleEnv.metadata, "render_fps", 10_000)  # nobody watches, so nobody waits
     PPO = hr.PPO
     env = gym.make("CartPole-v1", render_mode="human")
 
