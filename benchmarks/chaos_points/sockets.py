@@ -3,7 +3,6 @@
 500 junk connections, half of them to the hub of LLM workers (a unix socket), half to `headrace agents serve` (HTTP).
 """
 
-import asyncio
 import io
 import logging
 import os
@@ -114,11 +113,11 @@ def junk_to_hub(engine: Any, strangers: int) -> float:
     count = strangers // 5 + 1
     hub = Hub(Desk(Scheduler([Ticket(n, "A", 1, 2) for n in range(count)], count), engine, count, 1), engine)
 
-    async def worker(number: int) -> float:
+    def worker(number: int) -> float:
         begun = time.monotonic()
         port = SocketPort(hub.address, hub.key, number)
         try:
-            ticket = await asyncio.wait_for(port.pull(), 60)
+            ticket = port.pull().result(60.0)
         finally:
             port.close()
         if ticket is None:
@@ -132,7 +131,7 @@ def junk_to_hub(engine: Any, strangers: int) -> float:
             if (silent := call_hub(hub.address, number)) is not None:
                 stack.enter_context(silent)
             if number % 5 == 0:
-                slowest = max(slowest, asyncio.run(worker(number // 5)))
+                slowest = max(slowest, worker(number // 5))
     return slowest
 
 
