@@ -52,7 +52,7 @@ POINTS: dict[str, kit.Point] = {
     "21": learners.nothing_outlives,
     "22": learners.any_child,
 }
-SMOKE_POINTS = ["1", "4", "7", "9", "18", "20"]
+SMOKE_POINTS = ["1", "4", "7", "8", "9", "16", "18", "20"]
 MINUTES = 20.0
 
 

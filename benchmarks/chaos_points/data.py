@@ -90,8 +90,8 @@ def is_finite(model: Any) -> bool:
 def poisoned(field: str) -> Any:
     """Batches in which a field is not finite by the time they are learnt from."""
 
-    def complete(batch: Any, policy_of: Any) -> None:
-        batches.complete(batch, policy_of)
+    def complete(batch: Any, policy_of: Any, device: Any) -> None:
+        batches.complete(batch, policy_of, device)
         getattr(batch, field)[...] = np.inf if field == "reward" else np.nan
 
     with mock.patch.object(ppo, "complete", complete):

@@ -212,11 +212,11 @@ def leaking(scale: Scale) -> Shown:
     leaked_mb = LEAKY.updates * LEAKY.n_steps * LEAKY.n_envs
     with LEAKY.start(**place, worker_max_memory_mb=limit_mb) as run, peak_memory(run) as peak:
         same = bits_of(run, LEAKY.advance(run, LEAKY.updates)) == want
-        recycled, restarts = run.source.place.recycled, run.source.place.replaced.restarts
+        recycled, restarts = run.source.place.replaced.recycled, run.source.place.replaced.restarts
     per_rollout_mb = LEAKY.n_steps * LEAKY.n_envs
     with LEAKY.start(**place, worker_max_episodes=2) as run:
         same_by_episodes = bits_of(run, LEAKY.advance(run, LEAKY.updates)) == want
-        by_episodes = run.source.place.recycled
+        by_episodes = run.source.place.replaced.recycled
     return Shown(
         "16",
         "Leaking environments",
