@@ -83,7 +83,9 @@ class TestEvidence:
         assert all(math.isfinite(one.sps) for one in advise(seen))
 
     @pytest.mark.parametrize("rows", [32, 64, 128, 1000])
-    @pytest.mark.parametrize(("first_s", "each_s", "named"), [(0.4, 1e-5, ()), (0.01, 0.01, (3,)), (0.05, 0.01, (3,))])
+    @pytest.mark.parametrize(
+        ("first_s", "each_s", "named"), [(0.4, 1e-5, ()), (0.01, 0.01, (3,)), (0.05, 0.01, (3,)), (0.15, 0.01, (3,))]
+    )
     def test_a_single_slow_step_is_no_slow_env(
         self, rows: int, first_s: float, each_s: float, named: tuple[int, ...]
     ) -> None:
