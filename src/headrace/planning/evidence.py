@@ -31,7 +31,7 @@ _CROWDED = 0.75  # of the machine's cores: with fewer, other programs matter
 _SAME_ENV, _MOST_SLOW, _SLOW = 0.8, 3, 2.0  # the same few environments are the slowest nearly always, and by this much
 _UNEXPLAINED = 0.7  # of what they take beyond the others: if as much is left, there are more slow ones
 _TIMED_ROWS, _KEPT = 61, 7 / 8  # envs/serial: one row of so many is timed, and moves a mean that keeps the rest of it
-_MOST_STRETCHES, _FEWEST_STRETCHES, _NEWLY_TIMED = 6, 2, 2  # of a run, and timed rows of each, at least
+_MOST_STRETCHES, _FEWEST_STRETCHES, _NEWLY_TIMED = 6, 2, 1  # of a run, and timed rows of each, at least
 
 
 @dataclass(frozen=True)
@@ -252,28 +252,26 @@ def _slow_envs(records: Sequence[Record], n_envs: int) -> tuple[tuple[int, ...],
         if count >= _SAME_ENV * len(seen):
             mine = [one["headrace/envs/slowest_s"] for one in seen if int(one["headrace/envs/slowest"]) in named]
             slow_s = median(mine)
-            is_slow = slow_s >= _SLOW * usual_s and _is_slow_again(seen, n_envs, slow_s)
+            is_slow = slow_s >= _SLOW * usual_s and _is_slow_again(seen, n_envs)
             return (tuple(sorted(named)), slow_s, usual_s) if is_slow else ((), 0.0, usual_s)
     return (), 0.0, usual_s
 
 
-def _is_slow_again(seen: Sequence[Record], n_envs: int, slow_s: float) -> bool:
+def _is_slow_again(seen: Sequence[Record], n_envs: int) -> bool:
     """Whether the steps that were newly timed are slow, too, in half of the stretches of the run.
 
     What is recorded is a mean that keeps a single slow step for hundreds of rows: a hiccup, or the first step of all,
     which loads something, is no slow environment. If the slowest one is another one than before, its own mean was
-    lower, so that its new steps are slower than is reckoned here. A slow environment with a first step that was slower
-    still is as slow as it is said to be (slow_s), by one timed row less than there may be: or rounding passes hiccups.
+    lower, so that its new steps are slower than is reckoned here.
     """
     rows = [one.get("time/total_timesteps", 0.0) / max(1, n_envs) for one in seen]
     least = max(_NEWLY_TIMED * _TIMED_ROWS, (rows[-1] - rows[0]) / _MOST_STRETCHES)
     begin, verdicts = 0, list[bool]()
     for end in range(1, len(seen)):
         if rows[end] - rows[begin] >= least:
-            timed = (rows[end] - rows[begin]) / _TIMED_ROWS
+            kept = _KEPT ** ((rows[end] - rows[begin]) / _TIMED_ROWS)
             before_s, after_s = (seen[at]["headrace/envs/slowest_s"] for at in (begin, end))
-            ways = (_KEPT**timed, before_s), (_KEPT ** (timed - 1), slow_s)
-            verdicts.append(any(after_s - kept * before_s >= (1 - kept) * as_s / 2 for kept, as_s in ways))
+            verdicts.append(after_s - kept * before_s >= (1 - kept) * before_s / 2)
             begin = end
     return sum(verdicts) >= max(_FEWEST_STRETCHES, len(verdicts) / 2)
 
